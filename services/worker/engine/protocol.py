@@ -1,0 +1,228 @@
+"""What the node agent asks of an engine, and what it may rely on. One contract suite runs against every engine.
+
+An engine owns one node: its ranks, their KV memory and the index of which block lies where. It knows nothing of NATS, of
+routers or of the log. Rules for every engine:
+
+1.  The agent calls from one event loop. Calls for different workers may run at the same time; at most one `prefill` runs
+    per worker. `decode` runs beside them.
+2.  A command that names an epoch is refused with `StaleEpoch` unless it is the epoch the engine serves: geometry is
+    pinned per step, and nothing runs under one that has been left.
+3.  `adopt` happens at a step boundary: the agent lets running steps finish first, or the call raises `Busy`. All ranks
+    adopt or none does. Weights and KV stay where they are.
+4.  A block is stored only when every layer of it is. Holders are prefix-closed: a worker never holds a block without its
+    parent, eviction goes leaf first.
+5.  The KV of a finished prefill stays pinned until `release`, so a hand-off may read it right through an eviction, a later
+    prefill or a switch of geometry.
+6.  `EngineDied` means that ranks are gone. The engine is of no more use: close it, start a new one, register the node
+    under a new incarnation.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from shared.contracts.ids import BlockId, RequestId
+from shared.model.blocks import Tokens
+from shared.model.lattice import Composition, Group
+
+
+class EngineError(Exception):
+    """What an engine refuses or cannot do."""
+
+
+class StaleEpoch(EngineError):
+    """The command's epoch is not the one served. Nothing was done."""
+
+
+class Busy(EngineError):
+    """`adopt` while a step runs, or `prefill` on a worker that runs one. Nothing was done; safe to repeat."""
+
+
+class OutOfBlocks(EngineError):
+    """The prompt needs more KV blocks than the worker can free. Nothing was stored."""
+
+
+class Cancelled(EngineError):
+    """The request was cancelled at a step boundary. Whole blocks that were finished stay cached."""
+
+
+class EngineDied(EngineError):
+    """Ranks are gone or hung."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDescription:
+    """What a node brings. Constant from `start` to `close`."""
+
+    engine: Literal["torch", "sglang", "modelled"]
+    model: str
+    model_revision: str
+    tokenizer_revision: str
+    dtype: str
+    kv_layout: Literal["cyclic", "replicated"]
+    block_tokens: int
+    prefill_ranks: int
+    decode_ranks: int
+    degrees: tuple[int, ...]
+    blocks_per_rank: int
+    prompt_tokens_max: int
+    kv_bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. The choice at a position is a function of (logits, seed, position) alone."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    logprobs: int = 0
+    """How many alternatives to report per token; 0 reports none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token. `logprobs` holds (token id, log-probability), the chosen token first, when asked for."""
+
+    token: int
+    logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillItem:
+    """One request of a step. `chain` holds the ids of the prompt's whole blocks."""
+
+    request: RequestId
+    tokens: Tokens
+    chain: tuple[BlockId, ...]
+    sampling: Sampling = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStep:
+    """One engine step of one worker."""
+
+    epoch: int
+    group: Group
+    items: tuple[PrefillItem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Blocks `first_depth … first_depth + blocks - 1` of the item's chain became resident. The block at depth i lies on
+    rank `group.first_rank + i mod degree` (cyclic layout)."""
+
+    first_depth: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ItemResult:
+    """One request's share of a step. cached_tokens + computed_tokens = prompt_tokens."""
+
+    request: RequestId
+    cached_tokens: int
+    computed_tokens: int
+    first_token: Token
+    stored: Stored
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`seconds` is engine time from the step's start to its last result. `evicted` left the worker to make room."""
+
+    items: tuple[ItemResult, ...]
+    seconds: float
+    evicted: tuple[BlockId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankAdopted:
+    """One rank serves the new epoch; `seconds` from the barrier to ready."""
+
+    rank: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOff:
+    """The prompt's KV is on the decode rank."""
+
+    request: RequestId
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`ranks_alive` counts prefill and decode ranks. An engine that is not `ok` has died or is starting."""
+
+    ok: bool
+    ranks_alive: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """What one worker holds: for a full report. Each run starts at a parent (None for the root) and lists blocks in order."""
+
+    runs: tuple[tuple[BlockId | None, tuple[BlockId, ...]], ...] = field(default=())
+
+
+class Engine(Protocol):
+    """See the module docstring for the rules."""
+
+    async def start(self) -> None:
+        """Load the model, start the ranks, create every group of the lattice. Serves no epoch yet.
+
+        Errors: EngineError names what is missing or unsupported; nothing is left running.
+        """
+
+    def describe(self) -> EngineDescription:
+        """May be called before `start`."""
+
+    async def adopt(self, epoch: int, composition: Composition) -> tuple[RankAdopted, ...]:
+        """Serve `composition` from now on. Repeating the epoch that is served is a no-op that answers again.
+
+        Errors: StaleEpoch if `epoch` is older than the one served; Busy; ValueError for a composition that does not cover
+        the prefill ranks exactly; EngineDied.
+        """
+
+    async def prefill(self, step: PrefillStep) -> StepResult:
+        """Run one step: reuse what the worker holds of each chain, compute the rest, store the whole blocks, choose each
+        request's first token.
+
+        Errors: StaleEpoch, Busy, OutOfBlocks, Cancelled, EngineDied. After any of them no item of the step holds pins.
+        """
+
+    def cached_blocks(self, group: Group, chain: Sequence[BlockId]) -> int:
+        """How many leading blocks of the chain the worker holds now."""
+
+    def resident(self, group: Group) -> Resident:
+        """Everything the worker holds, parents before children."""
+
+    async def hand_off(self, request: RequestId) -> HandedOff:
+        """Bring a finished prefill's KV to the decode side. Safe to repeat. Errors: EngineError if unknown, EngineDied."""
+
+    def decode(
+        self, request: RequestId, first_token: int, max_new_tokens: int, stop_tokens: frozenset[int], sampling: Sampling
+    ) -> AsyncIterator[Token]:
+        """Tokens after `first_token`, at most `max_new_tokens` of them, ending after a stop token (which is yielded).
+
+        Needs `hand_off` first. Closing the iterator ends the sequence and frees its memory. Errors: EngineDied.
+        """
+
+    def release(self, request: RequestId) -> None:
+        """Drop the request's pins. Unknown requests are ignored, so it is safe to repeat."""
+
+    def cancel(self, request: RequestId) -> None:
+        """Stop the request's running step at its next boundary and release it. Unknown requests are ignored."""
+
+    def health(self) -> Health:
+        """Answers at once, from what is known."""
+
+    async def wait_died(self) -> str:
+        """Returns the reason when a rank dies or hangs; never returns while the engine is well."""
+
+    async def close(self) -> None:
+        """End every rank and free every byte. Safe to repeat and after `EngineDied`."""

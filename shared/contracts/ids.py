@@ -1,0 +1,58 @@
+"""The names things have on the wire. Each is a type, so a node id never passes for a worker id.
+
+Ids are NATS subject tokens where they appear in a subject: letters, digits, `-` and `_`, at most 64 characters.
+"""
+
+import re
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+NodeId = NewType("NodeId", str)
+RouterId = NewType("RouterId", str)
+TenantId = NewType("TenantId", str)
+Source = NewType("Source", str)
+"""One process of one service. A restarted process is a new source."""
+
+WorkerId = NewType("WorkerId", str)
+"""`<node>/<epoch>/<first rank>`: a worker exists in one epoch of one node only."""
+
+BlockId = NewType("BlockId", bytes)
+"""16 bytes, see `shared.model.blocks`."""
+
+BLOCK_ID_BYTES = 16
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def check_token(name: str, value: str) -> str:
+    """`value`, if it may stand in a NATS subject; ValueError names the field otherwise."""
+    if not _TOKEN.fullmatch(value):
+        raise ValueError(f"{name}: {value!r} must be 1-64 letters, digits, '-' or '_'")
+    return value
+
+
+def worker_id(node: NodeId, epoch: int, first_rank: int) -> WorkerId:
+    """The id of the worker that starts at `first_rank` in `epoch` of `node`."""
+    return WorkerId(f"{node}/{epoch}/{first_rank}")
+
+
+def node_of(worker: WorkerId) -> NodeId:
+    """The node a worker lives on."""
+    return NodeId(worker.split("/", 1)[0])
+
+
+def epoch_of(worker: WorkerId) -> int:
+    """The node epoch a worker belongs to."""
+    return int(worker.split("/", 2)[1])
+
+
+def first_rank_of(worker: WorkerId) -> int:
+    """The first rank of the worker's group."""
+    return int(worker.rsplit("/", 1)[1])
+
+
+def unpack_block_ids(packed: bytes) -> list[BlockId]:
+    """Block ids out of their packed form (16 bytes each). ValueError on a length that is no multiple of 16."""
+    if len(packed) % BLOCK_ID_BYTES:
+        raise ValueError(f"block_ids: {len(packed)} bytes is not a multiple of {BLOCK_ID_BYTES}")
+    return [BlockId(packed[i : i + BLOCK_ID_BYTES]) for i in range(0, len(packed), BLOCK_ID_BYTES)]

@@ -1,0 +1,59 @@
+"""Which workers a node can be carved into: aligned power-of-two groups of ranks (paper, section 4).
+
+A composition of a node with N ranks is the tuple of its workers' degrees from rank 0 up, such as (1, 1, 2, 4). A
+degree-C worker starts at a multiple of C, so two workers can merge exactly when they are buddies, and every group a
+node will ever need is known when it starts.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+DEGREES = (1, 2, 4, 8)
+RANKS_MAX = 64
+
+Composition = tuple[int, ...]
+"""Degrees from rank 0 up. The sum is the number of ranks."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Group:
+    """The ranks `first_rank … first_rank + degree - 1` of one node."""
+
+    first_rank: int
+    degree: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.degree)
+
+
+def groups_of(composition: Composition) -> tuple[Group, ...]:
+    """The groups of a composition, from rank 0 up. ValueError says which worker is misaligned or of no known degree."""
+    groups = []
+    rank = 0
+    for degree in composition:
+        if degree not in DEGREES:
+            raise ValueError(f"composition {composition}: degree {degree} is not one of {DEGREES}")
+        if rank % degree:
+            raise ValueError(f"composition {composition}: a degree-{degree} worker cannot start at rank {rank}")
+        groups.append(Group(rank, degree))
+        rank += degree
+    if not 0 < rank <= RANKS_MAX:
+        raise ValueError(f"composition {composition}: {rank} ranks; a node has 1 to {RANKS_MAX}")
+    return tuple(groups)
+
+
+def lattice(ranks: int) -> Iterator[Group]:
+    """Every aligned group of a node with `ranks` ranks, small degrees first: 8 ranks have 8 + 4 + 2 + 1 groups."""
+    for degree in DEGREES:
+        yield from (Group(first, degree) for first in range(0, ranks - degree + 1, degree))
+
+
+def parse_composition(text: str) -> Composition:
+    """`"1,1,2,4"` as a composition. ValueError names what is wrong."""
+    try:
+        composition = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"composition {text!r}: give degrees separated by commas, such as 1,1,2,4") from None
+    groups_of(composition)
+    return composition
