@@ -1,0 +1,41 @@
+"""Real servers for every test that needs one. Both start within a second, on free ports, in directories of their own."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from cli.embedded.nats import EmbeddedNats
+from cli.embedded.postgres import EmbeddedPostgres
+
+
+@pytest.fixture
+def nats_server(tmp_path: Path) -> Iterator[EmbeddedNats]:
+    """A NATS server with an empty JetStream store. `stop(kill=True)` then `start()` keeps port and store."""
+    with EmbeddedNats(tmp_path / "nats", sync_always=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[EmbeddedPostgres]:
+    """One Postgres server for the session; nothing is forced to disk. Take `database_url`, unless you stop servers."""
+    # Not tmp_path: its parents are closed to others, and as root the server runs under another user.
+    directory = Path(tempfile.mkdtemp(prefix="vertumnus-test-"))
+    directory.chmod(0o711)
+    try:
+        with EmbeddedPostgres(directory / "postgres", durable=False) as server:
+            yield server
+    finally:
+        shutil.rmtree(directory)
+
+
+_databases = count(1)
+
+
+@pytest.fixture
+def database_url(postgres_server: EmbeddedPostgres) -> str:
+    """The SQLAlchemy URL of an empty database of this test's own. It goes with the server."""
+    return postgres_server.create_database(f"test_{next(_databases)}")

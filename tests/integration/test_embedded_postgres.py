@@ -1,0 +1,83 @@
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from cli.embedded.postgres import EmbeddedPostgres
+from cli.embedded.processes import StartFailed
+
+
+def driver_url(url: str) -> str:
+    return url.replace("+asyncpg", "")
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="vertumnus-test-"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path)
+
+
+async def test_each_test_gets_an_empty_database(database_url: str) -> None:
+    connection = await asyncpg.connect(driver_url(database_url))
+    assert await connection.fetchval("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 0
+    assert await connection.fetchval("SHOW server_encoding") == "UTF8"
+    await connection.close()
+
+
+async def test_committed_rows_survive_a_crash_and_a_restart(directory: Path) -> None:
+    server = EmbeddedPostgres(directory / "postgres")
+    server.start()
+    connection = await asyncpg.connect(driver_url(server.url()))
+    await connection.execute("CREATE TABLE t (n int); INSERT INTO t SELECT generate_series(1, 100)")
+    await connection.close()
+    server.stop(kill=True)
+
+    with server:
+        connection = await asyncpg.connect(driver_url(server.url()))
+        assert await connection.fetchval("SELECT count(*) FROM t") == 100
+        await connection.close()
+
+    with EmbeddedPostgres(directory / "postgres") as another:
+        connection = await asyncpg.connect(driver_url(another.url()))
+        assert await connection.fetchval("SELECT sum(n) FROM t") == 5050
+        await connection.close()
+
+
+async def test_a_wrong_password_is_refused(postgres_server: EmbeddedPostgres) -> None:
+    password = (postgres_server.directory / "postgres.password").read_text()
+    with pytest.raises(asyncpg.InvalidPasswordError):
+        await asyncpg.connect(driver_url(postgres_server.url()).replace(password, "guess"))
+    assert stat.S_IMODE((postgres_server.directory / "postgres.password").stat().st_mode) == 0o600
+
+
+def test_data_of_another_major_version_is_refused_by_name(directory: Path) -> None:
+    data = directory / "postgres" / "data"
+    data.mkdir(parents=True)
+    (data / "PG_VERSION").write_text("12\n")
+    with pytest.raises(StartFailed, match=r"written by Postgres 12, the installed one is 18"):
+        EmbeddedPostgres(directory / "postgres").start()
+
+
+def test_an_interrupted_first_start_is_begun_again(directory: Path) -> None:
+    partial = directory / "postgres" / "data.partial"
+    partial.mkdir(parents=True)
+    (partial / "PG_VERSION").write_text("18\n")
+    with EmbeddedPostgres(directory / "postgres", durable=False) as server:
+        assert server.exit_status() is None
+    assert not partial.exists()
+
+
+def test_stopping_with_open_connections_is_quick(directory: Path) -> None:
+    server = EmbeddedPostgres(directory / "postgres", durable=False)
+    server.start()
+    before = time.monotonic()
+    server.stop()
+    assert time.monotonic() - before < 5
+    assert server.exit_status() is None
