@@ -36,6 +36,11 @@ def worker_id(node: NodeId, epoch: int, first_rank: int) -> WorkerId:
     return WorkerId(f"{node}/{epoch}/{first_rank}")
 
 
+def decode_worker_id(node: NodeId, rank: int) -> WorkerId:
+    """The id of a decode rank: `<node>/decode/<rank>`. Decode ranks have no epoch; they never change degree."""
+    return WorkerId(f"{node}/decode/{rank}")
+
+
 def node_of(worker: WorkerId) -> NodeId:
     """The node a worker lives on."""
     return NodeId(worker.split("/", 1)[0])

@@ -1,0 +1,236 @@
+"""What services ask of node agents over core NATS, and what they answer. Never stored: events say what came of it.
+
+A command is JSON with a `kind`; every one names what it must not be confused with (attempt, epoch, term) so that a late or
+repeated copy does no harm. Tokens travel as the claim check's u32 little-endian frames, generated tokens as `TokenFrame`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from shared.contracts.ids import NodeId, RequestId, RouterId, WorkerId
+
+CLAIM_FRAME_BYTES = 256 * 1024
+"""The largest piece of a prompt in one claim reply: 65,536 tokens."""
+
+
+class Message(BaseModel):
+    """Base of everything that travels unlogged. Unknown fields are ignored: services of two versions may talk."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_bytes="base64", val_json_bytes="base64")
+
+
+class SamplingSpec(Message):
+    """The OpenAI sampling fields that reach an engine."""
+
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    seed: int = 0
+    logprobs: int = Field(default=0, ge=0, le=20)
+
+
+class Assign(Message):
+    """Queue this request. Idempotent by (request, attempt). Answers Accepted or Refused."""
+
+    kind: Literal["assign"] = "assign"
+    request: RequestId
+    attempt: int
+    router: RouterId
+    router_source: str
+    worker: WorkerId
+    decode_worker: WorkerId | None
+    prompt_tokens: int
+    block_ids: bytes
+    max_new_tokens: int
+    stop_tokens: tuple[int, ...] = ()
+    sampling: SamplingSpec
+    service_us: int
+    traceparent: str | None = None
+
+
+class Release(Message):
+    """Give a queued request back. Answers Released: it left the queue, had started, or is not known."""
+
+    kind: Literal["release"] = "release"
+    request: RequestId
+    attempt: int
+
+
+class Cancel(Message):
+    """The client left, or the router has enough tokens. Queued: forget it; running: stop at the next step boundary."""
+
+    kind: Literal["cancel"] = "cancel"
+    request: RequestId
+
+
+class Drain(Message):
+    """Refuse new work on these workers, return what is queued, finish what runs. Answers when the order is taken."""
+
+    kind: Literal["drain"] = "drain"
+    term: int
+    epoch: int
+    workers: tuple[WorkerId, ...]
+    deadline_us: int
+
+
+class Adopt(Message):
+    """Serve this composition under this epoch. Answers Accepted when every rank has adopted, or Refused."""
+
+    kind: Literal["adopt"] = "adopt"
+    term: int
+    node: NodeId
+    incarnation: int
+    epoch: int
+    composition: tuple[int, ...]
+
+
+class Copy(Message):
+    """Read a prefix's missing blocks from another worker."""
+
+    kind: Literal["copy"] = "copy"
+    term: int
+    operation: str
+    source: WorkerId
+    destination: WorkerId
+    parent: bytes | None
+    block_ids: bytes
+    deadline_us: int
+
+
+class Evict(Message):
+    """Remove a replica: leaf first, never a pinned block, never one with retained descendants."""
+
+    kind: Literal["evict"] = "evict"
+    term: int
+    operation: str
+    worker: WorkerId
+    block_ids: bytes
+
+
+class Report(Message):
+    """Publish `cache-reported` for these workers, or for all."""
+
+    kind: Literal["report"] = "report"
+    workers: tuple[WorkerId, ...] = ()
+
+
+Command = Annotated[
+    Assign | Release | Cancel | Drain | Adopt | Copy | Evict | Report,
+    Field(discriminator="kind"),
+]
+_COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
+
+RefusalReason = Literal[
+    "draining",
+    "stale-epoch",
+    "stale-term",
+    "unknown-worker",
+    "full",
+    "not-idle",
+    "busy",
+    "bad-command",
+    "engine",
+    "unsupported",
+]
+
+
+class Accepted(Message):
+    """The command is taken; for `adopt`, done."""
+
+    kind: Literal["accepted"] = "accepted"
+
+
+class Refused(Message):
+    """Nothing was done."""
+
+    kind: Literal["refused"] = "refused"
+    reason: RefusalReason
+    detail: str = ""
+
+
+class Released(Message):
+    """What became of a `release`."""
+
+    kind: Literal["released"] = "released"
+    outcome: Literal["released", "started", "unknown"]
+
+
+Reply = Annotated[Accepted | Refused | Released, Field(discriminator="kind")]
+_REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)
+
+
+class Claim(Message):
+    """An agent asks a router for the prompt's tokens from `offset` on. The reply is raw u32 little-endian, at most
+    `CLAIM_FRAME_BYTES`; an empty reply says that the router no longer has the request."""
+
+    request: RequestId
+    attempt: int
+    offset: int = Field(ge=0)
+
+
+class TokenLogprobs(Message):
+    """(token id, log-probability), the chosen token first."""
+
+    alternatives: tuple[tuple[int, float], ...] = ()
+
+
+class TokenFrame(Message):
+    """Generated tokens `index … index + len(tokens) - 1` of one attempt, from the worker that made them.
+
+    The frame with index 0 holds the first token and the agent's measurements. The last frame has `finish`; an attempt that
+    broke off after its first token says so in `error`. A router drops frames of an attempt that it has given up.
+    """
+
+    request: RequestId
+    attempt: int
+    index: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    cached_tokens: int = 0
+    queue_us: int = 0
+    fetch_us: int = 0
+    prefill_us: int = 0
+    finish: Literal["stop", "length"] | None = None
+    error: str | None = None
+
+
+class NodeLoad(Message):
+    """A node's heartbeat, 1/s. Never enters a price; it says the agent lives and shows operators its queues."""
+
+    node: NodeId
+    incarnation: int
+    epoch: int
+    queued: dict[WorkerId, int]
+    running: dict[WorkerId, RequestId]
+    used_blocks: int
+    free_blocks: int
+
+
+class RouterAlive(Message):
+    """A router's heartbeat, 1/s. `source` is the process, `open_requests` what it would leave behind."""
+
+    router: RouterId
+    source: str
+    open_requests: int
+
+
+class BadCommand(ValueError):
+    """The bytes are no command of ours; the message names the field."""
+
+
+def decode_command(raw: bytes) -> Command:
+    """BadCommand names the first wrong field."""
+    try:
+        return _COMMAND.validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise BadCommand(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def decode_reply(raw: bytes) -> Reply:
+    """ValidationError if the bytes are no reply."""
+    return _REPLY.validate_json(raw)
+
+
+def encode_message(message: Message) -> bytes:
+    return message.model_dump_json(exclude_none=True).encode()

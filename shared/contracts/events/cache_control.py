@@ -1,0 +1,117 @@
+"""The cache manager's decisions, all on one fenced subject. z is the trie node whose path is replicated or reclaimed."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.contracts.envelope import Channel, EventData, event
+from shared.contracts.events.cache import BlockRun
+from shared.contracts.ids import NodeId, WorkerId
+
+
+@event("cache-leadership-taken", channel=Channel.CACHE_CONTROL, senders=("cachemgr",))
+class CacheLeadershipTaken(EventData):
+    """From here on appends of cache managers with an older term fail."""
+
+    leader: str
+    term: int = Field(ge=1)
+
+
+class ReconciledWorker(BaseModel):
+    """What one new worker starts with: blocks it can use at once, and blocks that are still on ranks it does not have."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    worker: WorkerId
+    retained: tuple[BlockRun, ...] = ()
+    pending: tuple[BlockRun, ...] = ()
+
+
+@event("placement-reconciled", channel=Channel.CACHE_CONTROL, senders=("cachemgr",))
+class PlacementReconciled(EventData):
+    """The prefix metadata of a node's coming epoch."""
+
+    node: NodeId
+    epoch: int
+    workers: tuple[ReconciledWorker, ...]
+
+
+@event("replication-requested", channel=Channel.CACHE_CONTROL, senders=("cachemgr",))
+class ReplicationRequested(EventData):
+    """Copy the missing part of the path root → z to a worker of degree `degree` (paper, section 4.4)."""
+
+    operation: str
+    z: bytes
+    degree: int
+    kind: Literal["inter", "intra"]
+    sources: tuple[WorkerId, ...]
+    destination: WorkerId
+    first_depth: int
+    blocks: int
+    score: float
+
+
+@event("replica-installed", channel=Channel.CACHE_CONTROL, senders=("cachemgr",))
+class ReplicaInstalled(EventData):
+    """The destination reported every block: from here on the router may count on them."""
+
+    operation: str
+    z: bytes
+    destination: WorkerId
+    blocks: int
+    copy_us: int
+
+
+@event("replication-failed", channel=Channel.CACHE_CONTROL, senders=("cachemgr",))
+class ReplicationFailed(EventData):
+    """Nothing was installed; the destination's space is free again."""
+
+    operation: str
+    z: bytes
+    destination: WorkerId
+    reason: str
+
+
+@event("reclamation-requested", channel=Channel.CACHE_CONTROL, senders=("cachemgr",))
+class ReclamationRequested(EventData):
+    """Remove the replica of z at one worker: not in use, no retained descendants there."""
+
+    operation: str
+    z: bytes
+    worker: WorkerId
+    blocks: int
+    score: float
+
+
+@event("replica-reclaimed", channel=Channel.CACHE_CONTROL, senders=("cachemgr",))
+class ReplicaReclaimed(EventData):
+    """The worker reported the blocks gone."""
+
+    operation: str
+    z: bytes
+    worker: WorkerId
+    blocks: int
+
+
+@event("reclamation-failed", channel=Channel.CACHE_CONTROL, senders=("cachemgr",))
+class ReclamationFailed(EventData):
+    """The replica stays."""
+
+    operation: str
+    z: bytes
+    worker: WorkerId
+    reason: str
+
+
+@event("cache-scan-completed", channel=Channel.CACHE_CONTROL, senders=("cachemgr",))
+class CacheScanCompleted(EventData):
+    """One pass of Algorithm 2: how many candidates each list had and what was chosen, plus the size of the trie."""
+
+    scan: int = Field(ge=1)
+    to_seq: int
+    nodes: int
+    holders: int
+    inter_candidates: int
+    intra_candidates: int
+    reclaim_candidates: int
+    chosen: tuple[str, ...] = ()

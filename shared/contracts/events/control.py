@@ -1,0 +1,167 @@
+"""The controller's decisions, all on one fenced subject, and what operators asked for through it."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.contracts.envelope import Channel, EventData, event
+from shared.contracts.ids import NodeId, WorkerId
+
+
+@event("leadership-taken", channel=Channel.CONTROL, senders=("controller",))
+class LeadershipTaken(EventData):
+    """From here on appends of leaders with an older term fail, and agents refuse their commands."""
+
+    leader: str
+    term: int = Field(ge=1)
+
+
+@event("window-closed", channel=Channel.CONTROL, senders=("controller",))
+class WindowClosed(EventData):
+    """Observation window k: the events with sequence in (from_seq, to_seq] (paper, section 4.3).
+
+    `demand_us` is D, the predicted prefill seconds of first attempts; the long shares count prompts over `long_tokens`,
+    by requests and by tokens; attainment is token-weighted, None when nothing completed.
+    """
+
+    k: int = Field(ge=1)
+    from_seq: int
+    to_seq: int
+    length_us: int
+    requests: int
+    completed: int
+    prompt_tokens: int
+    demand_us: int
+    long_tokens: int
+    long_request_share: float
+    long_token_share: float
+    capacity_us: int
+    attainment: float | None
+    hit_rate: float | None
+    signals: tuple[str, ...] = ()
+    persistence: dict[str, int] = Field(default_factory=dict)
+
+
+class CommittedWorker(BaseModel):
+    """One worker of a committed epoch. `capacity_us` is κ_C: the window demand it carries within the SLO."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    worker: WorkerId
+    first_rank: int
+    degree: int
+    capacity_us: int
+
+
+class Alternative(BaseModel):
+    """One step that was considered, and why it was or was not taken."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    node: NodeId
+    composition: tuple[int, ...]
+    drain_us: int
+    missing_blocks: int
+    score: float | None = None
+
+
+@event("reconfiguration-planned", channel=Channel.CONTROL, senders=("controller",))
+class ReconfigurationPlanned(EventData):
+    """A node is to move from one composition to another in one switch. Ends in exactly one commit or abort of `epoch`."""
+
+    node: NodeId
+    epoch: int = Field(ge=1)
+    policy: str
+    reason: str
+    old_composition: tuple[int, ...]
+    new_composition: tuple[int, ...]
+    retiring: tuple[WorkerId, ...]
+    coming: tuple[WorkerId, ...]
+    alternatives: tuple[Alternative, ...] = ()
+    forecast_gain: float | None = None
+
+
+@event("drain-started", channel=Channel.CONTROL, senders=("controller",))
+class DrainStarted(EventData):
+    """Routers stop placing on these workers when they fold this."""
+
+    node: NodeId
+    epoch: int
+    workers: tuple[WorkerId, ...]
+    deadline_us: int
+
+
+@event("epoch-committed", channel=Channel.CONTROL, senders=("controller",))
+class EpochCommitted(EventData):
+    """The node's workers are these and no others. Workers exist only through this event."""
+
+    node: NodeId
+    epoch: int = Field(ge=1)
+    composition: tuple[int, ...]
+    workers: tuple[CommittedWorker, ...]
+    drain_us: int = 0
+    switch_us: int = 0
+
+
+@event("epoch-aborted", channel=Channel.CONTROL, senders=("controller",))
+class EpochAborted(EventData):
+    """The reconfiguration did not happen; the old workers are schedulable again."""
+
+    node: NodeId
+    epoch: int
+    step: Literal["planned", "draining", "switching", "reconciling"]
+    reason: str
+
+
+@event("calibration-updated", channel=Channel.CONTROL, senders=("controller",))
+class CalibrationUpdated(EventData):
+    """New coefficients, and the held-out errors that justify them."""
+
+    coefficients: dict[str, float | str]
+    samples: int
+    error_before: float
+    error_after: float
+
+
+@event("parameters-changed", channel=Channel.CONTROL, senders=("controller",))
+class ParametersChanged(EventData):
+    """Parameter set number `parameters_version` holds from here on: only the changed values are named."""
+
+    parameters_version: int
+    changes: dict[str, Any]
+    asked_by: str
+    reason: str = ""
+
+
+@event("frozen", channel=Channel.CONTROL, senders=("controller",))
+class Frozen(EventData):
+    """No reconfiguration, no replication, placement by least work, until `thawed`."""
+
+    asked_by: str
+    reason: str = ""
+
+
+@event("thawed", channel=Channel.CONTROL, senders=("controller",))
+class Thawed(EventData):
+    """The freeze has ended."""
+
+    asked_by: str
+    reason: str = ""
+
+
+@event("cordoned", channel=Channel.CONTROL, senders=("controller",))
+class Cordoned(EventData):
+    """Nothing new is placed on this node."""
+
+    node: NodeId
+    asked_by: str
+    reason: str = ""
+
+
+@event("uncordoned", channel=Channel.CONTROL, senders=("controller",))
+class Uncordoned(EventData):
+    """The node takes work again."""
+
+    node: NodeId
+    asked_by: str
+    reason: str = ""

@@ -1,0 +1,168 @@
+"""The life of a request, as its router tells it. No text and no token is in any of these: block ids are keyed hashes."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.contracts.envelope import Channel, EventData, event
+from shared.contracts.ids import RequestId, RouterId, TenantId, WorkerId
+
+Trust = Literal["exact", "degraded", "blind"]
+"""How far a worker's projected cache is believed: all of it, only what was confirmed since a gap, nothing."""
+
+Exclusion = Literal["not-schedulable", "draining", "stale-epoch", "too-long", "full", "hung", "cordoned", "refused"]
+
+RedirectReason = Literal[
+    "draining", "stale-epoch", "unknown-worker", "full", "no-reply", "node-lost", "rebalanced", "claim-lost", "aborted"
+]
+
+
+@event("router-registered", channel=Channel.REQUESTS, senders=("router",))
+class RouterRegistered(EventData):
+    """A router process serves. Its `source` is new with every start."""
+
+    router: RouterId
+
+
+@event("request-received", channel=Channel.REQUESTS, senders=("router",))
+class RequestReceived(EventData):
+    """A request passed authentication and size checks.
+
+    Its block chain is `known_blocks` blocks that end at `known_block` (a block every reader of the log knows at `seen_seq`)
+    and then the ids in `block_ids`, 16 bytes each, in order. `known_blocks` 0 means the whole chain is in `block_ids`.
+    """
+
+    request: RequestId
+    tenant: TenantId
+    model: str
+    prompt_tokens: int = Field(ge=1)
+    max_tokens: int = Field(ge=1)
+    slo_us: int = Field(ge=0)
+    stream: bool
+    known_blocks: int = 0
+    known_block: bytes | None = None
+    block_ids: bytes = b""
+    seen_seq: int
+
+
+@event("requests-refused", channel=Channel.REQUESTS, senders=("router",))
+class RequestsRefused(EventData):
+    """How many requests were refused before they were received, in one second, for one tenant and reason."""
+
+    tenant: TenantId
+    reason: str
+    count: int = Field(ge=1)
+
+
+class PricedCandidate(BaseModel):
+    """One worker's price, part by part: price = queue + β·service + occupancy (all microseconds), see `2.2` of the model."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    worker: WorkerId
+    degree: int
+    cached_tokens: int
+    queue_us: int
+    service_us: int
+    occupancy_us: int
+    price_us: int
+    trust: Trust = "exact"
+
+
+@event("request-assigned", channel=Channel.REQUESTS, senders=("router",))
+class RequestAssigned(EventData):
+    """Where a request goes, and every input of that decision.
+
+    `candidates` holds the winner first, then the best of each degree and the next four by price; `price_digest` covers all
+    of them. The state decided on is the log folded to `seen_seq` plus the source's own events before this one.
+    """
+
+    request: RequestId
+    attempt: int = Field(ge=1)
+    worker: WorkerId
+    degree: int
+    decode_worker: WorkerId | None = None
+    policy: str
+    uncached_tokens: int
+    cached_tokens: int
+    service_us: int
+    queue_us: int
+    beta: float
+    lam: float
+    load: float = 0.0
+    ratio: float = 1.0
+    preferred_degree: int
+    candidates: tuple[PricedCandidate, ...]
+    excluded: dict[Exclusion, int] = Field(default_factory=dict)
+    price_digest: str
+    fetch_from: WorkerId | None = None
+    fetch_blocks: int = 0
+    parameters_version: int
+    coefficients_version: str
+    seen_seq: int
+    now_ns: int
+
+
+@event("request-redirected", channel=Channel.REQUESTS, senders=("router",))
+class RequestRedirected(EventData):
+    """Attempt `attempt` at `worker` ended before a first token; its reservation is free. The next assignment says where to."""
+
+    request: RequestId
+    attempt: int
+    worker: WorkerId
+    reason: RedirectReason
+
+
+@event("request-rejected", channel=Channel.REQUESTS, senders=("router",))
+class RequestRejected(EventData):
+    """The request ended without having been served, by decision."""
+
+    request: RequestId
+    reason: Literal["too-long", "overloaded", "slo", "rate-limited", "no-worker"]
+    retry_after_s: int | None = None
+
+
+@event("request-completed", channel=Channel.REQUESTS, senders=("router",))
+class RequestCompleted(EventData):
+    """The request ended well. TTFT = queue + fetch + prefill + hand-off, measured at the router from arrival; `handoff_us` is
+    what is left of it after the parts the agent measured. `tpot_us` is the mean time per token after the first."""
+
+    request: RequestId
+    worker: WorkerId
+    ttft_us: int
+    queue_us: int
+    fetch_us: int = 0
+    prefill_us: int
+    handoff_us: int
+    tpot_us: int
+    output_tokens: int
+    cached_tokens: int
+    finish: Literal["stop", "length"]
+
+
+@event("request-failed", channel=Channel.REQUESTS, senders=("router",))
+class RequestFailed(EventData):
+    """The request ended with an error that is ours."""
+
+    request: RequestId
+    reason: Literal["attempts-exhausted", "no-worker", "engine", "lost-stream", "shutdown", "internal"]
+
+
+@event("request-cancelled", channel=Channel.REQUESTS, senders=("router",))
+class RequestCancelled(EventData):
+    """The client left."""
+
+    request: RequestId
+    reason: Literal["client-left"] = "client-left"
+
+
+@event("router-lost", channel=Channel.CONTROL, senders=("controller",))
+class RouterLost(EventData):
+    """A router is gone; every request that its `source` has open ends here, in every fold."""
+
+    router: RouterId
+    source: str
+
+
+ENDS = (RequestCompleted, RequestFailed, RequestCancelled, RequestRejected)
+"""Every received request has exactly one of these, or its router's `router-lost`."""

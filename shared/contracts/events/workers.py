@@ -1,0 +1,131 @@
+"""What a node agent says of its node, its prefills and its geometry."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from shared.contracts.envelope import Channel, EventData, event
+from shared.contracts.ids import NodeId, RequestId, WorkerId
+
+
+@event("node-registered", channel=Channel.WORKERS, senders=("worker",))
+class NodeRegistered(EventData):
+    """A node is up under a new incarnation, with empty caches.
+
+    `epoch` and `composition` are what it booted: its last committed composition, or epoch 0 and none.
+    """
+
+    node: NodeId
+    incarnation: int = Field(ge=1)
+    engine: Literal["torch", "sglang", "modelled"]
+    model: str
+    model_revision: str
+    tokenizer_revision: str
+    dtype: str
+    kv_layout: Literal["cyclic", "replicated"]
+    block_tokens: int
+    kv_bytes_per_token: int
+    prefill_ranks: int
+    decode_ranks: int
+    degrees: tuple[int, ...]
+    blocks_per_rank: int
+    prompt_tokens_max: int
+    coefficients_version: str
+    epoch: int = 0
+    composition: tuple[int, ...] = ()
+
+
+@event("node-lost", channel=Channel.WORKERS, senders=("worker",))
+class NodeLost(EventData):
+    """An incarnation of a node ended: said by its own agent (ranks died, shutdown)."""
+
+    node: NodeId
+    incarnation: int
+    reason: str
+
+
+@event("node-declared-lost", channel=Channel.CONTROL, senders=("controller",))
+class NodeDeclaredLost(EventData):
+    """An incarnation of a node ended: its agent is silent, says the controller."""
+
+    node: NodeId
+    incarnation: int
+    silent_us: int
+
+
+@event("prefill-started", channel=Channel.WORKERS, senders=("worker",))
+class PrefillStarted(EventData):
+    """A request left the worker's queue and its step began."""
+
+    request: RequestId
+    attempt: int
+    worker: WorkerId
+    queue_us: int
+
+
+@event("prefill-completed", channel=Channel.WORKERS, senders=("worker",))
+class PrefillCompleted(EventData):
+    """Measured R, P by source, and seconds. computed + cached_own + cached_in_flight + cached_fetched = prompt tokens."""
+
+    request: RequestId
+    attempt: int
+    worker: WorkerId
+    node_epoch: int
+    computed_tokens: int
+    cached_own_tokens: int
+    cached_in_flight_tokens: int = 0
+    cached_fetched_tokens: int = 0
+    queue_us: int
+    fetch_us: int = 0
+    prefill_us: int
+    steps: int = 1
+    fetch_fallback: str | None = None
+
+
+@event("prefill-aborted", channel=Channel.WORKERS, senders=("worker",))
+class PrefillAborted(EventData):
+    """An accepted assignment ended without a first token."""
+
+    request: RequestId
+    attempt: int
+    worker: WorkerId
+    reason: Literal[
+        "claim-lost", "cancelled", "released", "engine-died", "out-of-blocks", "draining", "router-lost", "engine"
+    ]
+
+
+@event("kv-handed-off", channel=Channel.WORKERS, senders=("worker",))
+class KvHandedOff(EventData):
+    """The prompt's KV is with the decode worker; the prefill's pins have ended."""
+
+    request: RequestId
+    attempt: int
+    worker: WorkerId
+    decode_worker: WorkerId
+    bytes: int
+    handoff_us: int
+
+
+@event("drain-completed", channel=Channel.WORKERS, senders=("worker",))
+class DrainCompleted(EventData):
+    """No step runs and nothing is queued on these workers."""
+
+    node: NodeId
+    node_epoch: int
+    workers: tuple[WorkerId, ...]
+    returned_requests: int
+    drain_us: int
+
+
+@event("rank-adopted-epoch", channel=Channel.WORKERS, senders=("worker",))
+class RankAdoptedEpoch(EventData):
+    """One rank serves the geometry of a new epoch; `switch_us` from the barrier to ready."""
+
+    node: NodeId
+    incarnation: int
+    rank: int
+    epoch: int
+    switch_us: int
+
+
+NODE_ENDS = (NodeLost, NodeDeclaredLost)

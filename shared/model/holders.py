@@ -1,0 +1,227 @@
+"""Which worker holds which block, as far as its events can be believed.
+
+A worker's own index is the authority; this is its projection. Holders are prefix-closed, so presence along a prompt's chain
+is monotone and the longest match is found by bisection. Each worker's cache events are numbered without gaps per incarnation:
+after a gap nothing that was known before it is credited (`degraded`), an incarnation that was not registered gets no credit at
+all (`blind`), until a full report is folded.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from shared.contracts.envelope import Stored
+from shared.contracts.events import (
+    ENDS,
+    BlockRun,
+    BlocksEvicted,
+    BlocksStored,
+    CacheReported,
+    EpochCommitted,
+    NodeDeclaredLost,
+    NodeLost,
+    NodeRegistered,
+    PlacementReconciled,
+    RequestReceived,
+    RouterLost,
+    Trust,
+)
+from shared.contracts.ids import BlockId, NodeId, RequestId, Source, WorkerId, node_of, unpack_block_ids
+
+ENDED_CHAINS_MAX = 10_000
+"""Chains of ended requests that are kept, because an agent's `blocks-stored` may be folded after the request's end."""
+
+Chain = tuple[BlockId, ...]
+
+
+@dataclass(slots=True)
+class Held:
+    """What is known of one worker: its blocks with their parents, and how far to believe it."""
+
+    incarnation: int
+    trust: Trust = "exact"
+    number: int = 0
+    parents: dict[BlockId, BlockId | None] = field(default_factory=dict)
+    report: list[BlockRun] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Holders:
+    """State of the fold; `evolve` is its only writer."""
+
+    workers: dict[WorkerId, Held] = field(default_factory=dict)
+    of_block: dict[BlockId, set[WorkerId]] = field(default_factory=dict)
+    chains: dict[RequestId, Chain] = field(default_factory=dict)
+    open: dict[RequestId, Source] = field(default_factory=dict)
+    ended: OrderedDict[RequestId, None] = field(default_factory=OrderedDict)
+    incarnations: dict[NodeId, int] = field(default_factory=dict)
+    reconciled: dict[tuple[NodeId, int], PlacementReconciled] = field(default_factory=dict)
+
+    def matched_blocks(self, worker: WorkerId, chain: Sequence[BlockId]) -> int:
+        """How many leading blocks of `chain` the worker is known to hold: O(log blocks)."""
+        held = self.workers.get(worker)
+        if held is None or held.trust == "blind":
+            return 0
+        low, high = 0, len(chain)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if chain[middle - 1] in held.parents:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def trust(self, worker: WorkerId) -> Trust:
+        """`blind` for a worker nothing is known of."""
+        held = self.workers.get(worker)
+        return held.trust if held else "blind"
+
+    def check(self) -> None:
+        """Holders are prefix-closed, and both directions of the index agree."""
+        for worker, held in self.workers.items():
+            for block, parent in held.parents.items():
+                assert worker in self.of_block[block], f"{worker} holds {block.hex()} but is not its holder"
+                assert parent is None or parent in held.parents, f"{worker} holds {block.hex()} without its parent"
+        for block, holders in self.of_block.items():
+            assert holders, f"{block.hex()} is kept without a holder"
+            assert all(block in self.workers[worker].parents for worker in holders)
+
+
+def evolve(holders: Holders, stored: Stored) -> None:
+    """Fold one event. Events that say nothing about blocks leave the state as it is."""
+    match stored.data:
+        case RequestReceived() as received:
+            assert not received.known_blocks, "chains travel whole in this version"
+            holders.chains[received.request] = tuple(unpack_block_ids(received.block_ids))
+            holders.open[received.request] = stored.event.source
+        case ended if isinstance(ended, ENDS):
+            _end(holders, ended.request)
+        case RouterLost() as lost:
+            for request in [each for each, source in holders.open.items() if source == lost.source]:
+                _end(holders, request)
+        case BlocksStored() as data:
+            if held := _in_order(holders, data.worker, data.incarnation, data.number):
+                _store(holders, data, held)
+        case BlocksEvicted() as data:
+            if held := _in_order(holders, data.worker, data.incarnation, data.number):
+                _remove(holders, data.worker, held, unpack_block_ids(data.block_ids))
+        case CacheReported() as data:
+            _report(holders, data)
+        case NodeRegistered() as data:
+            holders.incarnations[data.node] = data.incarnation
+            for worker in [each for each in holders.workers if node_of(each) == data.node]:
+                _forget(holders, worker)
+                holders.workers[worker] = Held(data.incarnation)
+        case NodeLost() | NodeDeclaredLost() as data:
+            for worker in [each for each in holders.workers if node_of(each) == data.node]:
+                _clear(holders, worker, holders.workers[worker])
+        case PlacementReconciled() as data:
+            holders.reconciled[data.node, data.epoch] = data
+        case EpochCommitted() as data:
+            _commit(holders, data)
+        case _:
+            pass
+
+
+def _end(holders: Holders, request: RequestId) -> None:
+    holders.open.pop(request, None)
+    holders.ended[request] = None
+    if len(holders.ended) > ENDED_CHAINS_MAX:
+        oldest, _ = holders.ended.popitem(last=False)
+        holders.chains.pop(oldest, None)
+
+
+def _in_order(holders: Holders, worker: WorkerId, incarnation: int, number: int) -> Held | None:
+    """The worker's state, its trust lowered if this event does not follow the last one; None if it is to be ignored."""
+    held = holders.workers.get(worker)
+    if held is None or incarnation < held.incarnation:
+        return None
+    if incarnation > held.incarnation:
+        _clear(holders, worker, held)
+        held.incarnation, held.trust = incarnation, "blind"
+    elif number != held.number + 1:
+        _clear(holders, worker, held)
+        held.trust = "degraded" if held.trust != "blind" else "blind"
+    held.number = number
+    return held
+
+
+def _store(holders: Holders, data: BlocksStored, held: Held) -> None:
+    if data.cause != "prefill":
+        _add_runs(holders, data.worker, held, data.runs)
+        return
+    chain = holders.chains.get(data.request) if data.request else None
+    if chain is None or len(chain) < data.first_depth + data.blocks:
+        _clear(holders, data.worker, held)
+        held.trust = "degraded"
+        return
+    parent = chain[data.first_depth - 1] if data.first_depth else None
+    _add(holders, data.worker, held, parent, chain[data.first_depth : data.first_depth + data.blocks])
+
+
+def _report(holders: Holders, data: CacheReported) -> None:
+    held = holders.workers.get(data.worker)
+    if held is None or data.incarnation < held.incarnation:
+        return
+    if data.part == 1:
+        held.report = []
+    held.report.extend(data.runs)
+    if data.part == data.parts:
+        _clear(holders, data.worker, held)
+        held.incarnation, held.number, held.trust = data.incarnation, data.number, "exact"
+        _add_runs(holders, data.worker, held, held.report)
+        held.report = []
+
+
+def _commit(holders: Holders, data: EpochCommitted) -> None:
+    for worker in [each for each in holders.workers if node_of(each) == data.node]:
+        _forget(holders, worker)
+    incarnation = holders.incarnations.get(data.node, 0)
+    for each in data.workers:
+        holders.workers[each.worker] = Held(incarnation)
+    reconciled = holders.reconciled.pop((data.node, data.epoch), None)
+    for child in reconciled.workers if reconciled else ():
+        if held := holders.workers.get(child.worker):
+            _add_runs(holders, child.worker, held, child.retained)
+
+
+def _add_runs(holders: Holders, worker: WorkerId, held: Held, runs: Iterable[BlockRun]) -> None:
+    for run in runs:
+        parent = BlockId(run.parent) if run.parent is not None else None
+        _add(holders, worker, held, parent, unpack_block_ids(run.block_ids))
+
+
+def _add(holders: Holders, worker: WorkerId, held: Held, parent: BlockId | None, blocks: Sequence[BlockId]) -> None:
+    """Blocks below a parent that is not known here are not credited: a prefix with a hole is no prefix."""
+    if parent is not None and parent not in held.parents:
+        return
+    for block in blocks:
+        held.parents.setdefault(block, parent)
+        holders.of_block.setdefault(block, set()).add(worker)
+        parent = block
+
+
+def _remove(holders: Holders, worker: WorkerId, held: Held, blocks: Iterable[BlockId]) -> None:
+    for block in blocks:
+        if held.parents.pop(block, _ABSENT) is not _ABSENT:
+            _drop_holder(holders, worker, block)
+
+
+def _clear(holders: Holders, worker: WorkerId, held: Held) -> None:
+    for block in held.parents:
+        _drop_holder(holders, worker, block)
+    held.parents.clear()
+
+
+def _forget(holders: Holders, worker: WorkerId) -> None:
+    _clear(holders, worker, holders.workers.pop(worker))
+
+
+def _drop_holder(holders: Holders, worker: WorkerId, block: BlockId) -> None:
+    others = holders.of_block[block]
+    others.discard(worker)
+    if not others:
+        del holders.of_block[block]
+
+
+_ABSENT = BlockId(b"absent")

@@ -1,0 +1,51 @@
+"""What operators may change while the system runs: one versioned set, changed only by `parameters-changed`.
+
+The defaults are the values that measured best where the paper gives none (β, λ, thresholds, windows).
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.contracts.envelope import Stored
+from shared.contracts.events import Frozen, ParametersChanged, Thawed
+
+
+class Parameters(BaseModel):
+    """`version` counts changes; every decision names it. Units are in the names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: int = 0
+    frozen: bool = False
+
+    placement_policy: Literal["paper", "least-work"] = "paper"
+    beta: float = Field(default=3.0, ge=1, le=100, description="weight of the service time (paper: β ≥ 1)")
+    lam: float = Field(default=0.1, ge=0, le=10, description="price of extra GPU-seconds (paper: λ ≥ 0)")
+    attempts_max: int = Field(default=4, ge=1, le=20)
+
+    window_s: int = Field(default=20, ge=1, le=3600, description="H, length of an observation window")
+    long_tokens: int = Field(default=32_768, ge=1, description="a prompt above this is long (paper: 32K)")
+
+    scan_every_s: float = Field(default=1.0, ge=0.05, le=3600, description="T, between two scans of the trie")
+    decay: float = Field(default=0.8, gt=0, lt=1, description="both statistics are multiplied by it after a scan")
+
+
+def changed(parameters: Parameters, changes: dict[str, Any]) -> Parameters:
+    """The next version. ValidationError names the field and its limit; `version` and `frozen` are not set by hand."""
+    if barred := {"version", "frozen"} & changes.keys():
+        raise ValueError(f"parameters: {sorted(barred)} cannot be set")
+    return Parameters.model_validate({**parameters.model_dump(), **changes, "version": parameters.version + 1})
+
+
+def evolve(parameters: Parameters, stored: Stored) -> Parameters:
+    """Fold one event."""
+    match stored.data:
+        case ParametersChanged() as data:
+            return changed(parameters, data.changes)
+        case Frozen():
+            return parameters.model_copy(update={"frozen": True})
+        case Thawed():
+            return parameters.model_copy(update={"frozen": False})
+        case _:
+            return parameters

@@ -1,0 +1,129 @@
+"""Facts of one's own: a router's assignments, an agent's prefills.
+
+`record` is one synchronous call: fold into one's own state, enqueue for publication. The next decision sees this one, whatever
+the network does. One task publishes in `source_seq` order, in atomic batches. An effect that must not precede its record (a
+command to an agent, an answer to a client) waits for `stored`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from shared.contracts.envelope import Envelope, EventData
+from shared.runtime.appending import NO_ORIGIN, Origin, Sealer, append_once, last_sequence
+from shared.runtime.clock import Clock
+from shared.runtime.ports import Entry
+from shared.runtime.projection import Projection
+
+EVENTS_MAX = 10_000
+BATCH_EVENTS_MAX = 100
+BATCH_BYTES_MAX = 4_000_000
+STALLED_S = 2.0
+"""An outbox whose oldest event has waited longer makes the service unready."""
+
+
+class OutboxFull(Exception):
+    """10,000 events wait for the log: the service must refuse new work."""
+
+
+class _Waiting(NamedTuple):
+    entry: Entry
+    since_ns: int
+    stored: "asyncio.Future[int]"
+
+
+class Outbox:
+    """One per process. Its source is the only writer of its subjects; a second one ends this process with Fenced."""
+
+    def __init__(self, projection: Projection[Any], sealer: Sealer, clock: Clock) -> None:
+        self._projection = projection
+        self._log = projection.log
+        self._sealer = sealer
+        self._clock = clock
+        self._waiting: deque[_Waiting] = deque()
+        self._filled = asyncio.Event()
+        self._last_on: dict[str, int] = {}
+        self._publisher: asyncio.Task[None] | None = None
+        self._by_id: dict[Any, asyncio.Future[int]] = {}
+        projection.own_recorded = sealer.identity.source
+
+    async def start(self) -> None:
+        """Begin to publish. The projection must have caught up, so that older processes' events are known."""
+        self._publisher = asyncio.create_task(self._publish_forever(), name="outbox")
+
+    async def stop(self) -> None:
+        """Publish what waits, for up to 2 s."""
+        if self._waiting:
+            await asyncio.wait([waiting.stored for waiting in self._waiting], timeout=STALLED_S)
+        if self._publisher is not None:
+            self._publisher.cancel()
+            await asyncio.gather(self._publisher, return_exceptions=True)
+
+    async def failed(self) -> Exception:
+        """Returns when publication has ended for good (Fenced): the process must end."""
+        assert self._publisher is not None, "failed() before start()"
+        await asyncio.wait([self._publisher])
+        return self._publisher.exception() or RuntimeError("the outbox ended")  # type: ignore[return-value]
+
+    @property
+    def ready(self) -> bool:
+        """False while the outbox is full or its oldest event has waited over 2 s."""
+        if not self._waiting:
+            return True
+        waited_s = (self._clock.monotonic_ns() - self._waiting[0].since_ns) / 1e9
+        return waited_s < STALLED_S and len(self._waiting) < EVENTS_MAX
+
+    @property
+    def events(self) -> int:
+        """How many recorded events the log has not acknowledged."""
+        return len(self._waiting)
+
+    def record(self, facts: Sequence[EventData], origin: Origin = NO_ORIGIN) -> list[Envelope]:
+        """Fold `facts` now, publish them in order. Errors: OutboxFull, BadEvent; nothing is folded or published then."""
+        if len(self._waiting) + len(facts) > EVENTS_MAX:
+            raise OutboxFull(f"{len(self._waiting)} events wait for the log; at most {EVENTS_MAX} may")
+        loop = asyncio.get_running_loop()
+        now_ns = self._clock.monotonic_ns()
+        envelopes = []
+        for envelope, entry in self._sealer.seal(facts, origin):
+            waiting = _Waiting(entry, now_ns, loop.create_future())
+            self._waiting.append(waiting)
+            self._by_id[envelope.id] = waiting.stored
+            self._projection.fold_own(envelope)
+            envelopes.append(envelope)
+        self._filled.set()
+        return envelopes
+
+    async def stored(self, envelope: Envelope) -> None:
+        """Returns when the log has acknowledged a recorded event."""
+        if (future := self._by_id.get(envelope.id)) is not None:
+            await asyncio.shield(future)
+
+    async def _publish_forever(self) -> None:
+        while True:
+            await self._filled.wait()
+            batch = self._next_batch()
+            expected = {subject: await self._last(subject) for subject in {entry.subject for entry in batch}}
+            last = await append_once(self._log, batch, expected, self._clock)
+            for seq, entry in enumerate(batch, last - len(batch) + 1):
+                self._last_on[entry.subject] = seq
+                self._by_id.pop(entry.id).set_result(seq)
+                self._waiting.popleft()
+            if not self._waiting:
+                self._filled.clear()
+
+    def _next_batch(self) -> list[Entry]:
+        batch: list[Entry] = []
+        size = 0
+        for waiting in self._waiting:
+            size += len(waiting.entry.payload)
+            if batch and (len(batch) == BATCH_EVENTS_MAX or size > BATCH_BYTES_MAX):
+                break
+            batch.append(waiting.entry)
+        return batch
+
+    async def _last(self, subject: str) -> int:
+        if subject not in self._last_on:
+            self._last_on[subject] = await last_sequence(self._log, subject, self._clock)
+        return self._last_on[subject]

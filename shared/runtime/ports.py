@@ -1,0 +1,98 @@
+"""What services may ask of the outside world. NATS is behind these (`shared.runtime.nats_*`), and so is the simulator's
+in-memory world (`shared.runtime.memory`); one test suite runs against both.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+
+class Unavailable(Exception):
+    """The server is away, or did not answer in time. Whether the call took effect is not known."""
+
+
+class NoReply(Exception):
+    """Nobody listens on the subject, or nobody answered in time."""
+
+
+class WrongLastSequence(Exception):
+    """Somebody else has written to the subject. Nothing of the append was stored."""
+
+
+class Entry(NamedTuple):
+    """One message to append. `id` de-duplicates repeats within the server's window."""
+
+    subject: str
+    id: UUID
+    type: str
+    payload: bytes
+
+
+class Tail(Protocol):
+    """A running ordered consumer."""
+
+    async def stop(self) -> None:
+        """No message is delivered after this returns."""
+
+    async def failed(self) -> Exception:
+        """Returns when the consumer can go on no longer: a sequence went back, the stream was recreated."""
+
+
+Deliver = Callable[[str, int, bytes], None]
+"""(subject, stream sequence, published bytes), in stream order, each once."""
+
+
+class EventLog(Protocol):
+    """One pool's ordered log."""
+
+    @property
+    def identity(self) -> str:
+        """The UUID of this incarnation of the log."""
+
+    async def append(self, entries: Sequence[Entry], expected: Mapping[str, int]) -> int:
+        """Store every entry in order, atomically and next to each other, or none. Returns the sequence of the last.
+
+        `expected` gives, per subject, the sequence of the last message on it (0 for none) that the append relies on.
+        Errors: WrongLastSequence; Unavailable (read back with `last_on` before repeating).
+        At most 100 entries.
+        """
+
+    async def last_on(self, subject: str) -> tuple[int, bytes] | None:
+        """The last message on a subject (`*` and `>` allowed), with its sequence. Errors: Unavailable."""
+
+    async def bounds(self) -> tuple[int, int]:
+        """The first and the last sequence that are there; (1, 0) for an empty log. Errors: Unavailable."""
+
+    async def tail(self, filters: Sequence[str], after_seq: int, deliver: Deliver) -> Tail:
+        """Deliver every message on `filters` (subjects, `*` and `>` allowed) after `after_seq`, then every new one, across
+        reconnections."""
+
+
+Handler = Callable[[str, bytes], Awaitable[bytes | None]]
+"""(subject, payload) → the reply, or None for none."""
+
+
+class Bus(Protocol):
+    """Unlogged messages: at most once, no order between subjects."""
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Hand over to the client's buffer. Errors: Unavailable when the buffer is full."""
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        """The one reply. Errors: NoReply."""
+
+    async def subscribe(self, subject: str, handler: Handler) -> None:
+        """Run `handler` for each message, one task per message and at most 1,000 at a time, until the bus closes."""
+
+
+class Lease(Protocol):
+    """Leadership of one role in one pool, for a limited time."""
+
+    async def acquire(self) -> int | None:
+        """The term, if this process now leads; None while another does. Terms only rise. Errors: Unavailable."""
+
+    async def renew(self) -> bool:
+        """False when the lease has been lost. Errors: Unavailable."""
+
+    async def release(self) -> None:
+        """Let a standby take over at once."""
