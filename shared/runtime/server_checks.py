@@ -69,7 +69,10 @@ async def ask_nats(client: Client) -> NatsServer:
         info = {"error": {"description": "JetStream is not enabled"}}
     except nats.errors.Error as failure:
         raise Unavailable(f"NATS server at {address} does not answer: {failure}") from failure
-    return NatsServer(address, str(client.connected_server_version), api_level_in(info), client.max_payload)
+    version = client.connected_server_version
+    return NatsServer(
+        address, f"{version.major}.{version.minor}.{version.patch}", api_level_in(info), client.max_payload
+    )
 
 
 def api_level_in(info: dict[str, Any]) -> int:

@@ -47,7 +47,8 @@ async def test_the_pinned_server_is_fit_and_the_probe_leaves_nothing(nats_server
     client = await nats.connect(nats_server.url)
     try:
         server = await require_nats(client)
-        assert server.api_level >= 4
+        assert server.version == "2.15.1"
+        assert server.api_level == 5
         assert server == await ask_nats(client)
         probe = await probe_nats(client, SystemClock())
         assert probe.atomic_batches
