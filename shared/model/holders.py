@@ -9,6 +9,7 @@ all (`blind`), until a full report is folded.
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
@@ -34,6 +35,16 @@ ENDED_CHAINS_MAX = 10_000
 Chain = tuple[BlockId, ...]
 
 
+class Watcher(Protocol):
+    """Told of each change as it is folded, so that an index on top of `Holders` need not look for differences."""
+
+    def held(self, worker: WorkerId, block: BlockId, parent: BlockId | None) -> None:
+        """The worker did not hold the block and does now; its parent was reported before."""
+
+    def dropped(self, worker: WorkerId, block: BlockId) -> None:
+        """The worker no longer holds the block. Children may be reported after their parents here."""
+
+
 @dataclass(slots=True)
 class Held:
     """What is known of one worker: its blocks with their parents, and how far to believe it."""
@@ -56,6 +67,7 @@ class Holders:
     ended: OrderedDict[RequestId, None] = field(default_factory=OrderedDict)
     incarnations: dict[NodeId, int] = field(default_factory=dict)
     reconciled: dict[tuple[NodeId, int], PlacementReconciled] = field(default_factory=dict)
+    watcher: Watcher | None = None
 
     def matched_blocks(self, worker: WorkerId, chain: Sequence[BlockId]) -> int:
         """How many leading blocks of `chain` the worker is known to hold: O(log blocks)."""
@@ -196,8 +208,11 @@ def _add(holders: Holders, worker: WorkerId, held: Held, parent: BlockId | None,
     if parent is not None and parent not in held.parents:
         return
     for block in blocks:
-        held.parents.setdefault(block, parent)
-        holders.of_block.setdefault(block, set()).add(worker)
+        if block not in held.parents:
+            held.parents[block] = parent
+            holders.of_block.setdefault(block, set()).add(worker)
+            if holders.watcher is not None:
+                holders.watcher.held(worker, block, parent)
         parent = block
 
 
@@ -222,6 +237,8 @@ def _drop_holder(holders: Holders, worker: WorkerId, block: BlockId) -> None:
     others.discard(worker)
     if not others:
         del holders.of_block[block]
+    if holders.watcher is not None:
+        holders.watcher.dropped(worker, block)
 
 
 _ABSENT = BlockId(b"absent")

@@ -3,9 +3,9 @@
 The defaults are the values that measured best where the paper gives none (β, λ, thresholds, windows).
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.contracts.envelope import Stored
 from shared.contracts.events import Frozen, ParametersChanged, Thawed
@@ -29,6 +29,19 @@ class Parameters(BaseModel):
 
     scan_every_s: float = Field(default=1.0, ge=0.05, le=3600, description="T, between two scans of the trie")
     decay: float = Field(default=0.8, gt=0, lt=1, description="both statistics are multiplied by it after a scan")
+    theta_inter: float = Field(default=0.3, ge=0.001, description="θ_inter, missed seconds that ask for a first copy")
+    theta_intra: float = Field(default=2.0, ge=0.001, description="θ_intra, accesses per copy that ask for another")
+    theta_reclaim: float = Field(default=0.3, ge=0.001, description="θ_reclaim, accesses per copy too few to keep it")
+    ops_max: int = Field(default=16, ge=0, le=1_000, description="operations chosen from each list per scan")
+
+    drain_s_max: float = Field(default=15.0, gt=0, le=600, description="a drain that takes longer is given up")
+    reconfigurations_max: int = Field(default=2, ge=1, le=64, description="nodes of the pool that change at one time")
+
+    @model_validator(mode="after")
+    def _reclaim_below_intra(self) -> Self:
+        if self.theta_reclaim >= self.theta_intra:
+            raise ValueError(f"theta_reclaim: {self.theta_reclaim} must be below theta_intra ({self.theta_intra})")
+        return self
 
 
 def changed(parameters: Parameters, changes: dict[str, Any]) -> Parameters:
