@@ -1,0 +1,1 @@
+"""The steps. Each file is one; its number orders it."""
