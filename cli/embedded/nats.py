@@ -1,7 +1,5 @@
 """One NATS server with JetStream as a child process, on loopback, resumed from its store directory."""
 
-import http
-import http.client
 import json
 import shutil
 import signal
@@ -12,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from cli.embedded.files import secret, write_private
+from cli.embedded.loopback import HOST, answers_ok
 from cli.embedded.processes import StartFailed, end_group, spawn, stop, wait_ready
 
 PAYLOAD_BYTES_MAX = 1024 * 1024
@@ -30,14 +29,16 @@ class EmbeddedNats:
     """A server whose store, configuration and password live in `directory`. `start` after `stop` keeps port and store.
 
     `sync_always` writes each acknowledged message through to the disk: without it a crash of the machine (not of the
-    server) may lose the last two minutes. `port` 0 takes a free one at the first start.
+    server) may lose the last two minutes.
     """
 
-    def __init__(self, directory: Path, *, sync_always: bool = True, port: int = 0) -> None:
+    name = "nats"
+
+    def __init__(self, directory: Path, *, sync_always: bool = True) -> None:
         self.directory = directory
         self.log = directory / "nats.log"
         self._sync = "always" if sync_always else "2m"
-        self._port = port
+        self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._password = ""
 
@@ -45,7 +46,7 @@ class EmbeddedNats:
     def url(self) -> str:
         """Where clients connect, credentials included. Valid once `start` has returned."""
         assert self._port, "the port is known after the first start"
-        return f"nats://{USER}:{self._password}@127.0.0.1:{self._port}"
+        return f"nats://{USER}:{self._password}@{HOST}:{self._port}"
 
     @property
     def pid(self) -> int | None:
@@ -81,6 +82,10 @@ class EmbeddedNats:
         (self.directory / f"nats-server_{self._process.pid}.ports").unlink(missing_ok=True)
         self._process = None
 
+    def ready(self) -> bool:
+        """Whether it runs: `start` returns only once it takes connections."""
+        return self._process is not None and self._process.poll() is None
+
     def exit_status(self) -> int | None:
         """The status the server ended with, None while it runs."""
         return None if self._process is None else self._process.poll()
@@ -98,8 +103,8 @@ class EmbeddedNats:
         """The server's configuration file. A port of -1 lets the server take a free one and write it to its ports file."""
         return f"""\
 server_name: vertumnus
-listen: "127.0.0.1:{self._port or -1}"
-http: "127.0.0.1:-1"
+listen: "{HOST}:{self._port or -1}"
+http: "{HOST}:-1"
 max_payload: {PAYLOAD_BYTES_MAX}
 authorization {{ user: {USER}, password: "{self._password}" }}
 jetstream {{
@@ -136,13 +141,4 @@ def _ports(ports_file: Path) -> dict[str, int]:
 def _healthy(ports_file: Path) -> bool:
     """Whether JetStream has recovered its streams and takes messages."""
     port = _ports(ports_file).get("monitoring")
-    if port is None:
-        return False
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
-    try:
-        connection.request("GET", "/healthz?js-enabled-only=true")
-        return connection.getresponse().status == http.HTTPStatus.OK
-    except (http.client.HTTPException, OSError):
-        return False
-    finally:
-        connection.close()
+    return port is not None and answers_ok(port, "/healthz?js-enabled-only=true")

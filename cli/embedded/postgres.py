@@ -8,7 +8,6 @@ import hashlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from cli.embedded.files import secret
-from cli.embedded.processes import StartFailed, end_group, spawn, stop, tail, wait_ready
+from cli.embedded.loopback import HOST, free_port
+from cli.embedded.processes import StartFailed, end_group, run_to_end, spawn, stop, wait_ready
 
 START_LIMIT_S = 60.0
 """An ordinary start takes 0.05 s; recovery after a crash reads the write-ahead log since the last checkpoint."""
@@ -30,10 +30,12 @@ ROOT_HOME = Path("/var/lib/vertumnus")
 
 
 class EmbeddedPostgres:
-    """A server whose data, log and password live in `directory`. `start` after `stop` keeps the data, not the port.
+    """A server whose data, log and password live in `directory`. `start` after `stop` keeps data and port.
 
     `durable=False` is for tests that do not test durability: nothing is forced to the disk.
     """
+
+    name = "postgres"
 
     def __init__(self, directory: Path, *, durable: bool = True) -> None:
         self._user = NOBODY if os.geteuid() == 0 else None
@@ -49,7 +51,7 @@ class EmbeddedPostgres:
     def url(self, database: str = "vertumnus") -> str:
         """The SQLAlchemy URL (asyncpg driver) of a database, credentials included. Valid once `start` has returned."""
         assert self._port, "the port is known after the first start"
-        return f"postgresql+asyncpg://{USER}:{self._password}@127.0.0.1:{self._port}/{database}"
+        return f"postgresql+asyncpg://{USER}:{self._password}@{HOST}:{self._port}/{database}"
 
     @property
     def pid(self) -> int | None:
@@ -64,15 +66,7 @@ class EmbeddedPostgres:
         if first_time:
             self._initialise()
         self._check_version()
-        for attempt in range(PORT_TRIES_MAX):
-            self._port = _free_port()
-            try:
-                self._process = self._run()
-                break
-            except StartFailed as failure:
-                # Somebody else took the port between our look and the server's.
-                if "could not bind" not in str(failure) or attempt == PORT_TRIES_MAX - 1:
-                    raise
+        self._process = self._run(self._port) if self._port else self._run_on_a_free_port()
         if first_time:
             self.create_database("vertumnus")
 
@@ -86,6 +80,10 @@ class EmbeddedPostgres:
             stop(self._process, limit_s=STOP_LIMIT_S, first_signal=signal.SIGINT)
         self._process = None
 
+    def ready(self) -> bool:
+        """Whether it runs: `start` returns only once it takes connections."""
+        return self._process is not None and self._process.poll() is None
+
     def exit_status(self) -> int | None:
         """The status the server ended with, None while it runs."""
         return None if self._process is None else self._process.poll()
@@ -93,7 +91,7 @@ class EmbeddedPostgres:
     def create_database(self, name: str) -> str:
         """Create an empty database and return its URL. StartFailed carries the server's refusal."""
         # wal_log copies the template through the log: 20 ms, where the default syncs the whole server.
-        server = ["-h", "127.0.0.1", "-p", str(self._port), "-U", USER]
+        server = ["-h", HOST, "-p", str(self._port), "-U", USER]
         self._command(self._bin / "createdb", *server, "-S", "wal_log", name, PGPASSWORD=self._password)
         return self.url(name)
 
@@ -148,10 +146,22 @@ class EmbeddedPostgres:
                 "or remove it and rebuild the record with `vertumnus ledger rebuild`"
             )
 
-    def _run(self) -> "subprocess.Popen[bytes]":
+    def _run_on_a_free_port(self) -> "subprocess.Popen[bytes]":
+        """Run on a port that was free a moment ago; on another if somebody took it in between."""
+        for _ in range(PORT_TRIES_MAX - 1):
+            self._port = free_port()
+            try:
+                return self._run(self._port)
+            except StartFailed as failure:
+                if "could not bind" not in str(failure):
+                    raise
+        self._port = free_port()
+        return self._run(self._port)
+
+    def _run(self, port: int) -> "subprocess.Popen[bytes]":
         settings = {
-            "listen_addresses": "127.0.0.1",
-            "port": str(self._port),
+            "listen_addresses": HOST,
+            "port": str(port),
             "unix_socket_directories": "",
             "shared_buffers": "64MB",
             "max_connections": "100",
@@ -183,16 +193,14 @@ class EmbeddedPostgres:
 
     def _command(self, *argv: str | Path, **env: str) -> str:
         """Run one of Postgres's own commands to its end and return what it printed."""
-        log = self.directory / "command.log"
-        process = spawn(argv, log=log, env={**os.environ, **env}, user=self._user, cwd=self.directory)
-        try:
-            code = process.wait(COMMAND_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            end_group(process)
-            raise StartFailed(f"{argv[0]} took longer than {COMMAND_LIMIT_S:.0f} s; {log} says:\n{tail(log)}") from None
-        if code != 0:
-            raise StartFailed(f"{argv[0]} ended with status {code}; {log} says:\n{tail(log)}")
-        return tail(log)
+        return run_to_end(
+            argv,
+            log=self.directory / "command.log",
+            limit_s=COMMAND_LIMIT_S,
+            env={**os.environ, **env},
+            user=self._user,
+            cwd=self.directory,
+        )
 
 
 def binaries() -> Path:
@@ -233,9 +241,3 @@ def _can(user: int, access: str, path: Path) -> bool:
         check=False,
     )
     return asked.returncode == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,5 +1,6 @@
 """Child processes that never outlive us and that stop within a limit."""
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -67,12 +68,37 @@ def stop(process: "subprocess.Popen[bytes]", *, limit_s: float, first_signal: si
 
 def end_group(process: "subprocess.Popen[bytes]") -> None:
     """Kill `process` and every process of its session that still runs, and collect its status."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        # Gone already; macOS answers EPERM for a group of zombies.
-        process.poll()
+    kill_group(process.pid)
     process.wait()
+
+
+def kill_group(pid: int) -> None:
+    """Kill what `spawn` started as `pid`, and what that started in turn, without waiting for the end."""
+    # Gone already is as good; macOS answers EPERM for a group of which only a zombie is left.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def run_to_end(
+    argv: Sequence[str | Path],
+    *,
+    log: Path,
+    limit_s: float,
+    env: Mapping[str, str] | None = None,
+    user: int | None = None,
+    cwd: Path | None = None,
+) -> str:
+    """Run a command that ends by itself and return the end of its output. StartFailed if it fails or takes too long."""
+    process = spawn(argv, log=log, env=env, user=user, cwd=cwd)
+    try:
+        code = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        raise StartFailed(f"{argv[0]} took longer than {limit_s:.0f} s; {log} says:\n{tail(log)}") from None
+    finally:
+        end_group(process)
+    if code != 0:
+        raise StartFailed(f"{argv[0]} ended with status {code}; {log} says:\n{tail(log)}")
+    return tail(log)
 
 
 def wait_ready(

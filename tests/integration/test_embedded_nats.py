@@ -1,5 +1,3 @@
-import json
-import os
 import stat
 import time
 from pathlib import Path
@@ -61,8 +59,3 @@ def test_a_store_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (directory / "store").write_text("a file where the store should be")
     with pytest.raises(StartFailed, match=r"nats-server .*(?s:.)*store"):
         EmbeddedNats(directory).start()
-
-
-def test_the_server_reads_the_bounds_it_is_given(nats_server: EmbeddedNats) -> None:
-    assert json.dumps(str(nats_server.directory / "store")) in (nats_server.directory / "nats.conf").read_text()
-    assert os.path.commonpath([nats_server.log, nats_server.directory]) == str(nats_server.directory)

@@ -1,0 +1,112 @@
+"""`vertumnus up`: the whole system on this machine, until Ctrl-C."""
+
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from cli.embedded.data_dir import RunningSystem
+    from cli.embedded.supervisor import Supervisor
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+def up(
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where everything is kept [VERTUMNUS_DATA_DIR, else .vertumnus]")
+    ] = None,
+    router_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API; 0 takes a free one")] = 0,
+    engine: Annotated[
+        Literal["torch", "modelled"],
+        typer.Option(help="`torch` computes; `modelled` only takes the time it would take"),
+    ] = "torch",
+    model: Annotated[Path | None, typer.Option(help=f"Model directory [DATA_DIR/models/{DEFAULT_MODEL}]")] = None,
+    composition: Annotated[
+        str, typer.Option(help="First degrees of the workers from rank 0 up; their sum is the number of ranks")
+    ] = "1,1,2,4",
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON once everything is ready")] = False,
+) -> None:
+    """Run NATS, Postgres and the five services on this machine until Ctrl-C.
+
+    Ctrl-C stops everything in order, a second one at once. The next `up` resumes from the same data.
+    """
+    from rich.console import Console
+
+    from cli.embedded.data_dir import AlreadyRunning, DataDir
+    from cli.embedded.environment import SystemChoices
+    from cli.embedded.processes import StartFailed
+    from cli.embedded.supervisor import GaveUp, Interrupted, Supervisor
+    from cli.embedded.system import EmbeddedSystem
+    from cli.settings import CommandSettings
+    from shared.model.lattice import parse_composition
+
+    settings = CommandSettings()
+    home = DataDir(data_dir or settings.data_dir)
+    model_dir = (model or home.models / DEFAULT_MODEL).resolve()
+    if engine == "torch" and not (model_dir / "config.json").exists():
+        raise typer.BadParameter(f"{model_dir} holds no model: run `make model`, or name one", param_hint="--model")
+    try:
+        choices = SystemChoices(engine, model_dir, parse_composition(composition))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--composition") from error
+
+    # Progress goes to stderr, so that `--json` leaves stdout to the program that reads it.
+    console = Console(stderr=True, highlight=False)
+    interrupted = threading.Event()
+    supervisor = Supervisor(console.print, interrupted)
+    stop_on_signals(interrupted, supervisor)
+    begun = time.monotonic()
+    try:
+        with (
+            home.locked(),
+            EmbeddedSystem(home, choices, settings, supervisor, router_port).running(console.print) as system,
+        ):
+            print(describe(system, time.monotonic() - begun, as_json=as_json), flush=True)
+            supervisor.watch()
+    except Interrupted:
+        console.print("stopped while starting")
+    except (AlreadyRunning, StartFailed, GaveUp) as failure:
+        console.print(f"[red]{type(failure).__name__}[/red]: ", end="")
+        console.print(str(failure), markup=False)
+        raise typer.Exit(EXIT_FAILED) from failure
+
+
+def stop_on_signals(interrupted: threading.Event, supervisor: "Supervisor") -> None:
+    """From now on Ctrl-C, SIGTERM and a closed terminal ask for an orderly stop, and a second one ends everything."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the shape that signal handlers have
+        if interrupted.is_set():
+            supervisor.kill()
+        interrupted.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, on_signal)
+
+
+def describe(system: "RunningSystem", seconds: float, *, as_json: bool) -> str:
+    """What the user wants to know once the system runs. The JSON form holds no credentials."""
+    if as_json:
+        import json
+
+        services = {name: service.model_dump(mode="json") for name, service in system.services.items()}
+        addresses = {"api_url": f"{system.api_url}/v1", "console_url": system.console_url}
+        return json.dumps({"pid": system.pid, "ready_s": round(seconds, 1), **addresses, "services": services})
+    return f"""
+Vertumnus is ready ({seconds:.1f} s)
+  API      {system.api_url}/v1
+  console  {system.console_url}
+  logs     {system.services["router"].log.parent}
+
+Ask it something:
+  curl -s {system.api_url}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{"model": "default", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+
+Ctrl-C stops it; the next `vertumnus up` goes on from here."""

@@ -1,0 +1,96 @@
+"""The whole system on this machine: which processes it is made of, and in which order they start."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from cli.embedded.data_dir import DataDir, RunningService, RunningSystem
+from cli.embedded.environment import Servers, SystemChoices, service_environment
+from cli.embedded.loopback import free_port
+from cli.embedded.nats import EmbeddedNats
+from cli.embedded.postgres import EmbeddedPostgres
+from cli.embedded.processes import run_to_end
+from cli.embedded.services import ServiceProcess
+from cli.embedded.supervisor import Supervisor
+from cli.settings import CommandSettings
+
+SERVICES = ("ledger", "controller", "cachemgr", "worker", "router")
+"""In the order they are started; the router, which lets requests in, is the last to start and the first to stop."""
+
+MIGRATION_LIMIT_S = 120.0
+
+
+class EmbeddedSystem:
+    """Servers and services of one data directory under one supervisor. Use it with `DataDir.locked` held."""
+
+    def __init__(
+        self, home: DataDir, choices: SystemChoices, settings: CommandSettings, supervisor: Supervisor, router_port: int
+    ) -> None:
+        self._home = home
+        self._choices = choices
+        self._settings = settings
+        self._supervisor = supervisor
+        self._router_port = router_port
+
+    @contextmanager
+    def running(self, say: Callable[[str], None]) -> Iterator[RunningSystem]:
+        """Start everything, announce it in the data directory, and stop it at the end.
+
+        Errors: StartFailed, Interrupted; what had started is stopped.
+        """
+        try:
+            servers = self._start_servers()
+            self._migrate(servers)
+            say("the database schema is up to date")
+            services = self._services(servers)
+            self._supervisor.start(services)
+            system = RunningSystem(
+                pid=os.getpid(),
+                nats_url=servers.nats_url,
+                database_url=servers.database_url,
+                services={s.name: RunningService(pid=s.pid, url=s.url, log=s.log) for s in services},
+            )
+            self._home.announce(system)
+            yield system
+        finally:
+            self._home.withdraw()
+            self._supervisor.stop()
+
+    def _start_servers(self) -> Servers:
+        """Start the servers that the settings do not name."""
+        nats_url = self._settings.nats_url
+        if nats_url is None:
+            nats = EmbeddedNats(self._home.nats)
+            self._supervisor.start([nats])
+            nats_url = nats.url
+        database_url = self._settings.database_url
+        if database_url is None:
+            postgres = EmbeddedPostgres(self._home.postgres)
+            self._supervisor.start([postgres])
+            database_url = postgres.url()
+        return Servers(nats_url, database_url)
+
+    def _migrate(self, servers: Servers) -> None:
+        """Bring the database to the newest schema. StartFailed carries the end of the migration's log."""
+        run_to_end(
+            [sys.executable, "-P", "-m", "migrations"],
+            log=self._home.logs / "migrations.log",
+            limit_s=MIGRATION_LIMIT_S,
+            env={**os.environ, "VERTUMNUS_DATABASE_URL": servers.database_url},
+        )
+
+    def _services(self, servers: Servers) -> list[ServiceProcess]:
+        block_key_file = self._home.block_key_file()
+        return [
+            ServiceProcess(
+                name,
+                f"services.{name}",
+                env=service_environment(
+                    name, self._choices, servers, data_dir=self._home.path, block_key_file=block_key_file
+                ),
+                port=self._router_port if name == "router" and self._router_port else free_port(),
+                log=self._home.logs / f"{name}.log",
+            )
+            for name in SERVICES
+        ]

@@ -1,0 +1,16 @@
+"""The `vertumnus` command. One module per verb in `cli.commands`; this list is all there is."""
+
+import typer
+
+from cli.commands import doctor, up
+
+app = typer.Typer(
+    name="vertumnus",
+    help="Adaptive context parallelism for LLM prefill serving.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("up")(up.up)
+app.command("doctor")(doctor.doctor)
