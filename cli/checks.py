@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import asyncpg
-import nats
-import nats.errors
 
 from cli.embedded.data_dir import DataDir
 from cli.embedded.nats import EmbeddedNats
@@ -22,7 +20,7 @@ from cli.embedded.processes import StartFailed
 from cli.settings import CommandSettings
 from shared.runtime.clock import SystemClock
 from shared.runtime.ports import Unavailable
-from shared.runtime.server_checks import NatsServer, ServerUnfit, ask_nats, probe_nats, refuse_unfit
+from shared.runtime.server_checks import ServerUnfit, inspect_nats
 
 PYTHON_MIN = (3, 11)
 POSTGRES_MIN = 15
@@ -119,53 +117,29 @@ def model_check(model_dir: Path) -> Check:
 
 async def nats_checks(url: str) -> list[Check]:
     """API level, payload size, honest stream configuration and clock of a NATS server."""
-
-    async def remember(error: Exception) -> None:
-        errors.append(str(error))
-
-    errors: list[str] = []
-    try:
-        # One repeat: to this client zero repeats means for ever.
-        client = await nats.connect(
-            url, connect_timeout=CONNECT_LIMIT_S, max_reconnect_attempts=1, reconnect_time_wait=0.1, error_cb=remember
-        )
-    except (nats.errors.Error, OSError) as failure:
-        reason = "; ".join(dict.fromkeys([*errors, str(failure)]))
-        return [Check("NATS", False, f"no connection to {without_password(url)}: {reason}", "a server that answers")]
-    try:
-        server = await ask_nats(client)
-        checks = [_fitness(server)]
-        if checks[0].ok:
-            probe = await probe_nats(client, SystemClock())
-            checks += [
-                Check(
-                    "NATS atomic batches",
-                    probe.atomic_batches,
-                    f"allow_atomic is echoed as {str(probe.atomic_batches).lower()}",
-                    "the server keeps what a stream is configured with",
-                ),
-                Check(
-                    "NATS clock",
-                    abs(probe.clock_skew_s) <= CLOCK_SKEW_S_MAX,
-                    f"{probe.clock_skew_s:+.3f} s against this machine's",
-                    f"within {CLOCK_SKEW_S_MAX:.0f} s",
-                ),
-            ]
-    except Unavailable as failure:
-        checks = [Check("NATS", False, str(failure), "a server that answers")]
-    finally:
-        await client.close()
-    return checks
-
-
-def _fitness(server: NatsServer) -> Check:
     needed = "2.14 or newer (JetStream API level 4), messages of 512 KiB"
     try:
-        refuse_unfit(server)
+        server, probe = await inspect_nats(url, SystemClock())
     except ServerUnfit as refusal:
-        return Check("NATS", False, str(refusal), needed)
-    found = f"{server.version} at {server.address}, API level {server.api_level}, {server.payload_bytes_max} bytes a message"
-    return Check("NATS", True, found, needed)
+        return [Check("NATS", False, str(refusal), needed)]
+    except Unavailable as failure:
+        return [Check("NATS", False, f"no answer from {without_password(url)}: {failure}", "a server that answers")]
+    limits = f"API level {server.api_level}, {server.payload_bytes_max} bytes a message"
+    return [
+        Check("NATS", True, f"{server.version} at {server.address}, {limits}", needed),
+        Check(
+            "NATS atomic batches",
+            probe.atomic_batches,
+            f"allow_atomic is echoed as {str(probe.atomic_batches).lower()}",
+            "the server keeps what a stream is configured with",
+        ),
+        Check(
+            "NATS clock",
+            abs(probe.clock_skew_s) <= CLOCK_SKEW_S_MAX,
+            f"{probe.clock_skew_s:+.3f} s against this machine's",
+            f"within {CLOCK_SKEW_S_MAX:.0f} s",
+        ),
+    ]
 
 
 async def postgres_check(url: str) -> Check:
@@ -174,7 +148,7 @@ async def postgres_check(url: str) -> Check:
     try:
         connection = await asyncpg.connect(url.replace("+asyncpg", "", 1), timeout=CONNECT_LIMIT_S)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as failure:
-        return Check("Postgres", False, f"no connection to {without_password(url)}: {failure or 'no answer'}", needed)
+        return Check("Postgres", False, f"no answer from {without_password(url)}: {failure or 'too slow'}", needed)
     try:
         version = connection.get_server_version()
     finally:

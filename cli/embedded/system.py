@@ -74,7 +74,7 @@ class EmbeddedSystem:
     def _migrate(self, servers: Servers) -> None:
         """Bring the database to the newest schema. StartFailed carries the end of the migration's log."""
         run_to_end(
-            [sys.executable, "-P", "-m", "migrations"],
+            [sys.executable, "-P", "-m", "migrations", "upgrade"],
             log=self._home.logs / "migrations.log",
             limit_s=MIGRATION_LIMIT_S,
             env={**os.environ, "VERTUMNUS_DATABASE_URL": servers.database_url},

@@ -10,6 +10,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
+import nats
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
@@ -27,6 +28,7 @@ PAYLOAD_BYTES_MIN = 512 * 1024
 PROBE_BYTES_MAX = 64 * 1024
 PROBE_AGE_S = 60.0
 REQUEST_LIMIT_S = 5.0
+CONNECT_LIMIT_S = 5
 
 
 class ServerUnfit(Exception):
@@ -49,6 +51,26 @@ class Probe:
 
     atomic_batches: bool
     clock_skew_s: float
+
+
+async def inspect_nats(url: str, clock: Clock) -> tuple[NatsServer, Probe]:
+    """Connect to a server, ask it, and probe it. Errors: ServerUnfit; Unavailable, which says why but not the password."""
+    errors: list[str] = []
+
+    async def remember(error: Exception) -> None:
+        errors.append(str(error))
+
+    try:
+        # One repeat: to this client zero repeats means for ever.
+        client = await nats.connect(
+            url, connect_timeout=CONNECT_LIMIT_S, max_reconnect_attempts=1, reconnect_time_wait=0.1, error_cb=remember
+        )
+    except (nats.errors.Error, OSError) as failure:
+        raise Unavailable("; ".join(dict.fromkeys([*errors, str(failure)]))) from failure
+    try:
+        return await require_nats(client), await probe_nats(client, clock)
+    finally:
+        await client.close()
 
 
 async def require_nats(client: Client) -> NatsServer:

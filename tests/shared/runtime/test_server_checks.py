@@ -5,14 +5,13 @@ import pytest
 
 from cli.embedded.nats import EmbeddedNats
 from shared.runtime.clock import SystemClock
+from shared.runtime.ports import Unavailable
 from shared.runtime.server_checks import (
     NatsServer,
     ServerUnfit,
     api_level_in,
-    ask_nats,
-    probe_nats,
+    inspect_nats,
     refuse_unfit,
-    require_nats,
 )
 
 RECORDED = {
@@ -44,15 +43,17 @@ def test_a_payload_limit_too_small_for_claims_is_refused() -> None:
 
 
 async def test_the_pinned_server_is_fit_and_the_probe_leaves_nothing(nats_server: EmbeddedNats) -> None:
+    server, probe = await inspect_nats(nats_server.url, SystemClock())
+    assert server.version == "2.15.1"
+    assert server.api_level == 5
+    assert probe.atomic_batches
+    assert abs(probe.clock_skew_s) < 1
     client = await nats.connect(nats_server.url)
-    try:
-        server = await require_nats(client)
-        assert server.version == "2.15.1"
-        assert server.api_level == 5
-        assert server == await ask_nats(client)
-        probe = await probe_nats(client, SystemClock())
-        assert probe.atomic_batches
-        assert abs(probe.clock_skew_s) < 1
-        assert await client.jetstream().streams_info() == []
-    finally:
-        await client.close()
+    assert await client.jetstream().streams_info() == []
+    await client.close()
+
+
+async def test_a_refused_password_is_said_and_not_repeated(nats_server: EmbeddedNats) -> None:
+    with pytest.raises(Unavailable, match=r"(?i)authorization") as refusal:
+        await inspect_nats(nats_server.url.replace("vertumnus:", "vertumnus:wrong"), SystemClock())
+    assert "wrong" not in str(refusal.value)
