@@ -1,0 +1,149 @@
+"""Traces out of thin air, seeded: sessions with shared system prompts and growing prefixes, Poisson arrivals.
+
+Arrivals are a Poisson process of exactly the asked rate. Each arrival is the next turn of the session that has waited
+longest since its think time ended or, when none is waiting, the first turn of a new one. A turn's prompt is the whole
+session so far (system prompt, messages, answers) and a new message. The first `think_s` seconds hold few second turns, so
+the hit rate takes that long to rise.
+
+`SHAPES` are fitted to published traces; `tests/cli/test_trace_generating.py` holds them to the figures stated here. The fit
+is of lengths and sharing only: real traffic is burstier (2.1 against 1 for Mooncake's conversation trace).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import accumulate, count
+from math import exp, log
+from random import Random
+from typing import NamedTuple
+
+from cli.trace.rows import BLOCK_TOKENS, Row
+
+
+class Spread(NamedTuple):
+    """A log-normal number of tokens."""
+
+    median: float
+    sigma: float
+
+    def draw(self, chance: Random) -> int:
+        """At least 1."""
+        return max(1, round(exp(chance.gauss(log(self.median), self.sigma))))
+
+
+class Shape(NamedTuple):
+    """What sessions are like."""
+
+    system_prompts: int
+    """Kinds of application; kind k is 1/k^1.1 as popular as the first."""
+    system_tokens: Spread
+    first_message: Spread
+    next_message: Spread
+    output: Spread
+    turns: float
+    """Mean per session, geometric."""
+    think_s: float
+    """Mean between an answer and the next turn, exponential."""
+    prompt_tokens_max: int = 128 * 1024
+    """A session that would grow beyond this ends."""
+
+
+SHAPES = {
+    "conversation": Shape(
+        system_prompts=1,
+        system_tokens=Spread(512, 0),
+        first_message=Spread(4_400, 1.2),
+        next_message=Spread(1_600, 1.4),
+        output=Spread(290, 0.6),
+        turns=1.62,
+        think_s=60,
+    ),
+    "tool-agent": Shape(
+        system_prompts=40,
+        system_tokens=Spread(2_300, 0.3),
+        first_message=Spread(2_300, 1.2),
+        next_message=Spread(600, 1.2),
+        output=Spread(110, 1.0),
+        turns=1.8,
+        think_s=15,
+    ),
+}
+"""`conversation` follows Mooncake's conversation trace: prompts of mean 12.0K, P50 6.9K, P90 27K, P99 85K tokens, outputs
+of 343; 6.9 % of the requests are longer than 32K; an endless cache would have 37 % of the tokens.
+`tool-agent` follows what is published of Mooncake's tool-agent trace: mean 8.6K in, 182 out, 59 % of the tokens reusable."""
+
+
+class Phase(NamedTuple):
+    """A stretch of steady traffic."""
+
+    seconds: float
+    requests_per_s: float
+    shape: Shape
+
+
+def generated(phases: Sequence[Phase], chance: Random) -> Iterator[Row]:
+    """The rows of the phases one after the other; sessions begin and end with their phase.
+
+    Memory: the sessions that wait for their next turn, about rate × think time. Errors: ValueError on a phase without rate.
+    """
+    start_ms = 0.0
+    ids = count()
+    systems = {phase.shape: _systems(phase.shape, ids, chance) for phase in phases}
+    for phase in phases:
+        if not (phase.requests_per_s > 0 and phase.seconds > 0):
+            raise ValueError(f"phase: {phase.requests_per_s} requests/s for {phase.seconds} s; both must be above 0")
+        for row in _steady(phase, systems[phase.shape], ids, chance):
+            yield row._replace(arrival_ms=start_ms + row.arrival_ms)
+        start_ms += phase.seconds * 1000
+
+
+def _steady(phase: Phase, systems: "_Systems", ids: "count[int]", chance: Random) -> Iterator[Row]:
+    shape, now_s = phase.shape, 0.0
+    waiting: list[tuple[float, int, _Session]] = []
+    for number in count():
+        now_s += chance.expovariate(phase.requests_per_s)
+        if now_s >= phase.seconds:
+            return
+        if waiting and waiting[0][0] <= now_s:
+            session = heappop(waiting)[2]
+            session.tokens += shape.next_message.draw(chance)
+        else:
+            session = systems.open(shape.first_message.draw(chance), chance)
+        session.tokens = min(session.tokens, shape.prompt_tokens_max)
+        row = Row(now_s * 1000, session.tokens, shape.output.draw(chance), session.prompt(ids))
+        yield row
+        session.tokens += row.output_tokens
+        if chance.random() < 1 - 1 / shape.turns and session.tokens < shape.prompt_tokens_max:
+            heappush(waiting, (now_s + chance.expovariate(1 / shape.think_s), number, session))
+
+
+@dataclass
+class _Session:
+    """A conversation so far: its length, and the ids of the blocks that are whole for good."""
+
+    tokens: int
+    whole: list[int] = field(default_factory=list)
+
+    def prompt(self, ids: "count[int]") -> tuple[int, ...]:
+        """The ids of a prompt of `tokens`; its last, partial block is not the block it will become."""
+        blocks, rest = divmod(self.tokens, BLOCK_TOKENS)
+        self.whole.extend(next(ids) for _ in range(blocks - len(self.whole)))
+        return (*self.whole, next(ids)) if rest else tuple(self.whole)
+
+
+class _Systems(NamedTuple):
+    """The system prompts of a shape."""
+
+    tokens: list[int]
+    blocks: list[list[int]]
+    popularity: list[float]
+
+    def open(self, message_tokens: int, chance: Random) -> _Session:
+        [k] = chance.choices(range(len(self.tokens)), cum_weights=self.popularity)
+        return _Session(self.tokens[k] + message_tokens, list(self.blocks[k]))
+
+
+def _systems(shape: Shape, ids: "count[int]", chance: Random) -> _Systems:
+    tokens = [shape.system_tokens.draw(chance) for _ in range(shape.system_prompts)]
+    blocks = [[next(ids) for _ in range(length // BLOCK_TOKENS)] for length in tokens]
+    return _Systems(tokens, blocks, list(accumulate(k**-1.1 for k in range(1, shape.system_prompts + 1))))

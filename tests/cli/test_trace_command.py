@@ -1,0 +1,74 @@
+"""`vertumnus trace …` as a user runs it."""
+
+from pathlib import Path
+
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from cli.commands.trace import app
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    result = runner.invoke(
+        app, ["generate", "-o", str(path), "--phase", "30:5:tool-agent", "--phase", "30:2:conversation"]
+    )
+    assert result.exit_code == 0, result.output
+    return path
+
+
+def inspected(path: Path, *options: str) -> dict[str, object]:
+    result = runner.invoke(app, ["inspect", str(path), "--json", *options])
+    assert result.exit_code == 0, result.output
+    return dict(orjson.loads(result.stdout))
+
+
+def test_a_trace_is_generated_and_inspected(trace: Path) -> None:
+    found = inspected(trace)
+    assert found["requests"] == len(trace.read_bytes().splitlines())
+    assert set(found["prompt_tokens"]) == {"mean", "p50", "p90", "p99", "max"}  # type: ignore[call-overload]
+    shown = runner.invoke(app, ["inspect", str(trace)])
+    assert "ideal hit rate" in shown.stdout
+    assert "█" in shown.stdout
+
+
+def test_conversion_slices_shrinks_and_sets_the_rate(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small.jsonl"
+    options = ["--shrink", "0.0625", "--rate", "20", "--limit", "100", "--max-output", "8"]
+    result = runner.invoke(app, ["convert", str(trace), "-o", str(out), *options])
+    assert result.exit_code == 0, result.output
+    assert "100 requests, 32 tokens to a block" in result.stderr
+    found = inspected(out, "--block-tokens", "32")
+    assert (found["requests"], found["block_tokens"]) == (100, 32)
+    assert found["requests_per_s"] == pytest.approx(20, rel=0.01)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_bad_file_is_refused_with_its_line(trace: Path) -> None:
+    trace.write_bytes(trace.read_bytes() + b'{"timestamp": 90000}\n')
+    result = runner.invoke(app, ["inspect", str(trace)])
+    assert result.exit_code == 2
+    assert "input_length: None is no whole number" in " ".join(result.stderr.split())
+
+
+def test_a_bad_phase_is_refused(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["generate", "-o", str(tmp_path / "x"), "--phase", "60:4:nothing"])
+    assert result.exit_code == 2
+    assert "--phase 60:4:nothing" in result.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_sending_to_nobody_fails_clearly(trace: Path) -> None:
+    # Port 9 (discard) is not listened on.
+    away = ["--url", "http://127.0.0.1:9"]
+    result = runner.invoke(app, ["send", str(trace), *away])
+    assert result.exit_code == 2
+    assert "http://127.0.0.1:9/v1/models" in result.stderr
+    result = runner.invoke(app, ["send", str(trace), *away, "--model", "m", "--limit", "3", "--speed", "100", "--json"])
+    assert result.exit_code == 1
+    found = orjson.loads(result.stdout)
+    assert (found["failed"], found["problems"]["connect"]["requests"]) == (3, 3)

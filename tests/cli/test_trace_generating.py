@@ -1,0 +1,80 @@
+"""Made-up traces repeat with their seed, look as they say they do, and their sessions grow."""
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli.trace.generating import SHAPES, Phase, Shape, Spread, generated
+from cli.trace.rows import BLOCK_TOKENS, Row
+from cli.trace.statistics import statistics
+
+SHAPE_NAMES = st.sampled_from(sorted(SHAPES))
+
+
+def rows_of(*phases: Phase, seed: int = 1) -> list[Row]:
+    return list(generated(phases, Random(seed)))
+
+
+@settings(max_examples=20)
+@given(SHAPE_NAMES, st.integers(0, 99))
+def test_rows_are_well_formed_and_repeat_with_their_seed(name: str, seed: int) -> None:
+    phases = [Phase(20, 5, SHAPES[name]), Phase(20, 2, SHAPES["conversation"])]
+    rows = rows_of(*phases, seed=seed)
+    assert rows == rows_of(*phases, seed=seed)
+    assert all(a.arrival_ms <= b.arrival_ms < 40_000 for a, b in pairwise(rows))
+    parents: dict[int, int | None] = {}
+    for row in rows:
+        assert len(row.hash_ids) == -(-row.prompt_tokens // BLOCK_TOKENS)
+        # An id stands for all before it: it never has two parents.
+        for parent, block in pairwise((None, *row.hash_ids)):
+            assert parents.setdefault(block, parent) == parent  # type: ignore[arg-type]
+    assert rows != rows_of(*phases, seed=seed + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "prompt", "p50", "p90", "output", "hit"),
+    [("conversation", 3.4, 12_035, 6_909, 27_367, 343, 0.374), ("tool-agent", 6.6, 8_596, None, None, 182, 0.59)],
+)
+def test_shapes_have_the_published_statistics(
+    name: str, rate: float, prompt: int, p50: int | None, p90: int | None, output: int, hit: float
+) -> None:
+    found = statistics(rows_of(Phase(3000, rate, SHAPES[name])))
+    assert found.requests_per_s == pytest.approx(rate, rel=0.03)
+    assert found.prompt_tokens.mean == pytest.approx(prompt, rel=0.07)
+    assert found.output_tokens.mean == pytest.approx(output, rel=0.07)
+    assert found.ideal_hit_rate == pytest.approx(hit, abs=0.04)
+    assert p50 is None or found.prompt_tokens.p50 == pytest.approx(p50, rel=0.07)
+    assert p90 is None or found.prompt_tokens.p90 == pytest.approx(p90, rel=0.07)
+    assert found.burstiness == pytest.approx(1, abs=0.3)
+
+
+def test_a_session_grows_by_its_answer_and_the_next_message() -> None:
+    shape = Shape(1, Spread(600, 0), Spread(1000, 0), Spread(200, 0), Spread(100, 0), turns=1e9, think_s=1e-9)
+    rows = rows_of(Phase(5, 2, shape))
+    # No think time to speak of: one session, each arrival its next turn.
+    assert [row.prompt_tokens for row in rows] == [1600 + 300 * turn for turn in range(len(rows))]
+    for before, after in pairwise(rows):
+        whole = before.prompt_tokens // BLOCK_TOKENS
+        assert after.hash_ids[:whole] == before.hash_ids[:whole]
+        assert before.hash_ids[whole:] == () or after.hash_ids[whole] != before.hash_ids[whole]
+
+
+def test_a_prompt_never_outgrows_its_limit() -> None:
+    shape = SHAPES["conversation"]._replace(prompt_tokens_max=4096, turns=50, think_s=0.1)
+    rows = rows_of(Phase(60, 10, shape))
+    assert max(row.prompt_tokens for row in rows) == 4096
+
+
+def test_phases_follow_each_other_at_their_rates() -> None:
+    rows = rows_of(Phase(100, 10, SHAPES["tool-agent"]), Phase(100, 2, SHAPES["conversation"]))
+    early = [row for row in rows if row.arrival_ms < 100_000]
+    assert len(early) == pytest.approx(1000, rel=0.1)
+    assert len(rows) - len(early) == pytest.approx(200, rel=0.25)
+
+
+def test_a_phase_without_rate_is_refused() -> None:
+    with pytest.raises(ValueError, match="phase: 0 requests/s for 10 s; both must be above 0"):
+        rows_of(Phase(10, 0, SHAPES["tool-agent"]))
