@@ -2,7 +2,7 @@
 
 import typer
 
-from cli.commands import doctor, up
+from cli.commands import doctor, trace, up
 
 app = typer.Typer(
     name="vertumnus",
@@ -14,3 +14,4 @@ app = typer.Typer(
 )
 app.command("up")(up.up)
 app.command("doctor")(doctor.doctor)
+app.add_typer(trace.app, name="trace")
