@@ -1,0 +1,184 @@
+"""The controller's decisions as pure functions of what it has folded.
+
+Everything here goes to the one fenced subject `….control`: who leads, windows, epochs (`epochs.py`, `saga.py`), who is
+lost, and what operators ask for. State changes only by folding the log, so a standby's state is the leader's. Every
+decision is safe to repeat: what holds already gives [].
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from services.controller import saga as saga_model
+from services.controller import windows as windows_model
+from services.controller.saga import Sagas
+from services.controller.windows import Windows
+from shared.contracts.envelope import EventData, Stored
+from shared.contracts.events import (
+    Cordoned,
+    Frozen,
+    LeadershipTaken,
+    NodeDeclaredLost,
+    ParametersChanged,
+    RouterLost,
+    RouterRegistered,
+    Thawed,
+    Uncordoned,
+    WindowClosed,
+)
+from shared.contracts.ids import NodeId, RouterId, Source
+from shared.model import parameters as parameters_model
+from shared.model import pool as pool_model
+from shared.model.parameters import Parameters
+from shared.model.pool import Pool
+
+
+class UnknownNode(ValueError):
+    """An operator named a node that never registered."""
+
+
+@dataclass(slots=True)
+class State:
+    """What the log says, up to `seen_seq`. `routers` are the processes that have registered and are not lost."""
+
+    pool: Pool = field(default_factory=Pool)
+    parameters: Parameters = field(default_factory=Parameters)
+    windows: Windows = field(default_factory=Windows)
+    sagas: Sagas = field(default_factory=Sagas)
+    routers: dict[Source, RouterId] = field(default_factory=dict)
+    term: int = 0
+    leader: str | None = None
+    seen_seq: int = 0
+
+
+class Incarnation(NamedTuple):
+    """One life of a node."""
+
+    node: NodeId
+    number: int
+
+
+class Asker(NamedTuple):
+    """Who asked for something, and why."""
+
+    asked_by: str
+    reason: str
+
+
+def initial() -> State:
+    """Before the first event."""
+    return State()
+
+
+def evolve(state: State, stored: Stored) -> None:
+    """Fold one event."""
+    pool_model.evolve(state.pool, stored)
+    saga_model.evolve(state.sagas, stored, state.pool)
+    windows_model.evolve(state.windows, stored, state.parameters)
+    state.parameters = parameters_model.evolve(state.parameters, stored)
+    state.seen_seq = max(state.seen_seq, stored.stream_seq)
+    match stored.data:
+        case LeadershipTaken() as data:
+            state.term, state.leader = data.term, data.leader
+        case RouterRegistered() as data:
+            state.routers[stored.event.source] = data.router
+        case RouterLost() as data:
+            state.routers.pop(Source(data.source), None)
+        case _:
+            pass
+
+
+def take_leadership(state: State, leader: str, lease_term: int) -> LeadershipTaken:
+    """The first event of a term: above every term of the log, even if the lease has begun to count anew."""
+    return LeadershipTaken(leader=leader, term=max(lease_term, state.term + 1))
+
+
+def close_window(state: State, now_ns: int) -> list[EventData]:
+    """`window-closed`, once the window has lasted H. Clocks of two leaders may differ: a length is at least 1 µs."""
+    started_ns = state.windows.started_ns
+    if started_ns is None or now_ns - started_ns < state.parameters.window_s * 10**9:
+        return []
+    length_us = max((now_ns - started_ns) // 1_000, 1)
+    return [windows_model.close(state.windows, state.pool, state.parameters, state.seen_seq, length_us)]
+
+
+def rederive_windows(log: Iterable[Stored]) -> Iterator[tuple[WindowClosed, WindowClosed]]:
+    """(recorded, derived again) for every window that the log closes. `log` is read once and reaches back to the first
+    leader; with an older beginning cut off, the first windows may differ."""
+    state, events = initial(), list(log)
+    recorded = deque(each.data for each in events if isinstance(each.data, WindowClosed))
+    for stored in events:
+        while recorded and stored.stream_seq > recorded[0].to_seq:
+            window = recorded.popleft()
+            derived = windows_model.close(state.windows, state.pool, state.parameters, window.to_seq, window.length_us)
+            yield window, derived
+        evolve(state, stored)
+
+
+def living_nodes(state: State) -> set[Incarnation]:
+    """Whom heartbeats are expected of."""
+    return {Incarnation(node.id, node.incarnation) for node in state.pool.nodes.values() if node.alive}
+
+
+def lose_nodes(state: State, silent_us: Mapping[Incarnation, int]) -> list[EventData]:
+    """`node-declared-lost` for each silent node that still lives."""
+    return [
+        NodeDeclaredLost(node=each.node, incarnation=each.number, silent_us=silent_us[each])
+        for each in sorted(silent_us.keys() & living_nodes(state))
+    ]
+
+
+def lose_routers(state: State, silent: Collection[Source]) -> list[EventData]:
+    """`router-lost` for each silent router process that is not lost yet. It ends that process's open requests."""
+    return [
+        RouterLost(router=state.routers[source], source=source) for source in sorted(set(silent) & state.routers.keys())
+    ]
+
+
+def freeze(state: State, asker: Asker) -> list[EventData]:
+    """`frozen`, unless the pool is."""
+    return [] if state.parameters.frozen else [Frozen(asked_by=asker.asked_by, reason=asker.reason)]
+
+
+def thaw(state: State, asker: Asker) -> list[EventData]:
+    """`thawed`, if the pool is frozen."""
+    return [Thawed(asked_by=asker.asked_by, reason=asker.reason)] if state.parameters.frozen else []
+
+
+def cordon(state: State, node: NodeId, asker: Asker) -> list[EventData]:
+    """`cordoned`, unless the node is. UnknownNode lists the known ones."""
+    if _known(state, node).cordoned:
+        return []
+    return [Cordoned(node=node, asked_by=asker.asked_by, reason=asker.reason)]
+
+
+def uncordon(state: State, node: NodeId, asker: Asker) -> list[EventData]:
+    """`uncordoned`, if the node is cordoned. UnknownNode lists the known ones."""
+    if not _known(state, node).cordoned:
+        return []
+    return [Uncordoned(node=node, asked_by=asker.asked_by, reason=asker.reason)]
+
+
+def change_parameters(state: State, changes: dict[str, Any], asker: Asker) -> list[EventData]:
+    """`parameters-changed` with those of `changes` that differ from what holds.
+
+    Errors: ValueError (pydantic's ValidationError included) names the field and its limit.
+    """
+    asked = parameters_model.changed(state.parameters, changes)
+    differing = {
+        name: getattr(asked, name) for name in changes if getattr(asked, name) != getattr(state.parameters, name)
+    }
+    if not differing:
+        return []
+    return [
+        ParametersChanged(
+            parameters_version=asked.version, changes=differing, asked_by=asker.asked_by, reason=asker.reason
+        )
+    ]
+
+
+def _known(state: State, node: NodeId) -> pool_model.Node:
+    if node not in state.pool.nodes:
+        raise UnknownNode(f"node: {node!r} is not one of {sorted(state.pool.nodes)}")
+    return state.pool.nodes[node]

@@ -1,0 +1,251 @@
+"""One node moves from one composition to another: an audited saga with a limit on every step and a way back from each.
+
+    planned ──drain-started──▶ draining ──drain-completed──▶ switching ──every rank adopted──▶ reconciling
+                                                                        ──placement-reconciled──▶ epoch-committed
+    any step ──limit passed, node lost──▶ epoch-aborted          planned, draining ──frozen──▶ epoch-aborted
+
+Every step is an event of whoever took it, so a new leader that folds the log knows where the saga stands: `orders` says
+what to ask of the agent, `advance` what to decide. Both may be repeated. An epoch number is used once: the abort of a saga
+whose ranks had adopted already leaves it behind, and `epochs.wanted` takes the node forward to its old composition.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, assert_never
+
+from shared.contracts.commands import Adopt, Drain
+from shared.contracts.envelope import EventData, Stored
+from shared.contracts.events import (
+    CommittedWorker,
+    DrainCompleted,
+    DrainStarted,
+    EpochAborted,
+    EpochCommitted,
+    NodeDeclaredLost,
+    NodeLost,
+    NodeRegistered,
+    PlacementReconciled,
+    RankAdoptedEpoch,
+    ReconfigurationPlanned,
+)
+from shared.contracts.ids import NodeId, WorkerId, worker_id
+from shared.model.cost import US_PER_S
+from shared.model.lattice import Composition, Group, groups_of
+from shared.model.parameters import Parameters
+from shared.model.pool import Node, Pool
+
+Step = Literal["planned", "draining", "switching", "reconciling"]
+
+PLANNED_S_MAX, SWITCHING_S_MAX, RECONCILING_S_MAX = 1.0, 2.0, 2.0
+"""Limits of the steps that nobody tunes; `parameters.drain_s_max` limits the drain."""
+
+CapacityOf = Callable[[int], int]
+"""κ_C in microseconds, by degree."""
+
+
+@dataclass(slots=True)
+class Saga:
+    """One reconfiguration under way. `since_ns` is when its step began, by the clock of the event that began it."""
+
+    plan: ReconfigurationPlanned
+    incarnation: int
+    since_ns: int
+    step: Step = "planned"
+    drain_us: int = 0
+    switch_us: int = 0
+    adopted: set[int] = field(default_factory=set)
+    reconciled: bool = False
+    broken: str | None = None
+
+
+@dataclass(slots=True)
+class Sagas:
+    """State of the fold. `last_epoch` is the highest epoch that was planned or committed on each node."""
+
+    open: dict[NodeId, Saga] = field(default_factory=dict)
+    last_epoch: dict[NodeId, int] = field(default_factory=dict)
+
+
+class Move(NamedTuple):
+    """A composition that a node is to have, and why."""
+
+    node: NodeId
+    composition: Composition
+    policy: str
+    reason: str
+
+
+def evolve(sagas: Sagas, stored: Stored, pool: Pool) -> None:
+    """Fold one event into the saga of its node. `pool` has folded it already."""
+    data, now_ns = stored.data, stored.event.time_ns
+    match data:
+        case ReconfigurationPlanned():
+            sagas.open[data.node] = Saga(data, pool.nodes[data.node].incarnation, now_ns)
+            sagas.last_epoch[data.node] = data.epoch
+        case EpochCommitted() | EpochAborted():
+            sagas.open.pop(data.node, None)
+            sagas.last_epoch[data.node] = max(data.epoch, sagas.last_epoch.get(data.node, 0))
+        case (
+            DrainStarted() | DrainCompleted() | RankAdoptedEpoch() | PlacementReconciled() | NodeLost()
+            | NodeDeclaredLost() | NodeRegistered()
+        ) if saga := sagas.open.get(data.node):  # fmt: skip
+            _step(saga, data, now_ns, pool.nodes[data.node])
+        case _:
+            pass
+
+
+def _step(saga: Saga, data: EventData, now_ns: int, node: Node) -> None:
+    match data:
+        case DrainStarted() if saga.step == "planned":
+            saga.step, saga.since_ns = "draining", now_ns
+        case DrainCompleted() if saga.step == "draining" and set(data.workers) == set(saga.plan.retiring):
+            saga.step, saga.since_ns, saga.drain_us = "switching", now_ns, data.drain_us
+        case RankAdoptedEpoch(epoch=saga.plan.epoch, incarnation=saga.incarnation) if saga.step == "switching":
+            saga.adopted.add(data.rank)
+            saga.switch_us = max(saga.switch_us, data.switch_us)
+            if len(saga.adopted) == sum(saga.plan.new_composition):
+                saga.step, saga.since_ns = "reconciling", now_ns
+        case PlacementReconciled(epoch=saga.plan.epoch):
+            saga.reconciled = True
+        case NodeLost() | NodeDeclaredLost() | NodeRegistered() if (
+            not node.alive or node.incarnation != saga.incarnation
+        ):
+            saga.broken = "node-lost"
+        case _:
+            pass
+
+
+def obstacle(sagas: Sagas, pool: Pool, parameters: Parameters, move: Move) -> str | None:
+    """Why `move` cannot be planned now, or None."""
+    node = pool.nodes.get(move.node)
+    if node is None or node.spec is None or not node.alive or not node.epoch:
+        return f"node {move.node} does not serve"
+    if parameters.frozen:
+        return "the pool is frozen"
+    if move.node in sagas.open:
+        return f"node {move.node} is being reconfigured"
+    if len(sagas.open) >= parameters.reconfigurations_max:
+        return (
+            f"{len(sagas.open)} nodes are being reconfigured; reconfigurations_max is {parameters.reconfigurations_max}"
+        )
+    if move.composition == node.composition:
+        return f"node {move.node} has this composition"
+    return misfit(node.spec, move.composition)
+
+
+def misfit(spec: NodeRegistered, composition: Composition) -> str | None:
+    """Why a node cannot serve a composition, or None."""
+    try:
+        groups_of(composition)
+    except ValueError as error:
+        return str(error)
+    if sum(composition) != spec.prefill_ranks:
+        return f"composition {composition}: {sum(composition)} ranks, but node {spec.node} has {spec.prefill_ranks}"
+    if strange := set(composition) - set(spec.degrees):
+        return f"composition {composition}: degrees {sorted(strange)} are not among {spec.degrees} of node {spec.node}"
+    return None
+
+
+def plan(sagas: Sagas, pool: Pool, parameters: Parameters, move: Move) -> list[EventData]:
+    """`reconfiguration-planned`, or [] if there is an `obstacle`. Workers whose ranks stay together do not retire."""
+    if obstacle(sagas, pool, parameters, move):
+        return []
+    node = pool.nodes[move.node]
+    epoch = max(node.epoch, sagas.last_epoch.get(node.id, 0)) + 1
+    old, new = set(groups_of(node.composition)), set(groups_of(move.composition))
+    return [
+        ReconfigurationPlanned(
+            node=node.id,
+            epoch=epoch,
+            policy=move.policy,
+            reason=move.reason,
+            old_composition=node.composition,
+            new_composition=move.composition,
+            retiring=_ids(node.id, node.epoch, old - new),
+            coming=_ids(node.id, epoch, new - old),
+        )
+    ]
+
+
+def advance(saga: Saga, parameters: Parameters, capacity_us: CapacityOf, now_ns: int) -> list[EventData]:
+    """What the leader decides next: the next step, the commit, the abort, or nothing yet."""
+    plan = saga.plan
+    if reason := _why_abort(saga, parameters, now_ns):
+        return [EpochAborted(node=plan.node, epoch=plan.epoch, step=saga.step, reason=reason)]
+    if saga.step == "planned":
+        deadline_us = _limit_us("draining", parameters)
+        return [DrainStarted(node=plan.node, epoch=plan.epoch, workers=plan.retiring, deadline_us=deadline_us)]
+    if saga.step == "reconciling" and saga.reconciled:
+        return [
+            EpochCommitted(
+                node=plan.node,
+                epoch=plan.epoch,
+                composition=plan.new_composition,
+                workers=committed_workers(plan.node, plan.epoch, plan.new_composition, capacity_us),
+                drain_us=saga.drain_us,
+                switch_us=saga.switch_us,
+            )
+        ]
+    return []
+
+
+def orders(saga: Saga, parameters: Parameters, term: int) -> Drain | Adopt | None:
+    """What to ask of the node's agent at this step. Agents take repeated orders."""
+    plan = saga.plan
+    match saga.step:
+        case "draining":
+            deadline_us = _limit_us("draining", parameters)
+            return Drain(term=term, epoch=plan.epoch, workers=plan.retiring, deadline_us=deadline_us)
+        case "switching":
+            return Adopt(
+                term=term,
+                node=plan.node,
+                incarnation=saga.incarnation,
+                epoch=plan.epoch,
+                composition=plan.new_composition,
+            )
+        case "planned" | "reconciling":
+            return None
+        case _:
+            assert_never(saga.step)
+
+
+def committed_workers(
+    node: NodeId, epoch: int, composition: Composition, capacity_us: CapacityOf
+) -> tuple[CommittedWorker, ...]:
+    """The workers of an epoch, from rank 0 up."""
+    return tuple(
+        CommittedWorker(
+            worker=worker_id(node, epoch, group.first_rank),
+            first_rank=group.first_rank,
+            degree=group.degree,
+            capacity_us=capacity_us(group.degree),
+        )
+        for group in groups_of(composition)
+    )
+
+
+def _ids(node: NodeId, epoch: int, groups: set[Group]) -> tuple[WorkerId, ...]:
+    return tuple(worker_id(node, epoch, group.first_rank) for group in sorted(groups))
+
+
+def _why_abort(saga: Saga, parameters: Parameters, now_ns: int) -> str | None:
+    if saga.broken:
+        return saga.broken
+    if parameters.frozen and saga.step in ("planned", "draining"):
+        return "frozen"
+    if saga.step == "reconciling" and saga.reconciled:
+        return None
+    waited_us = (now_ns - saga.since_ns) // 1_000
+    limit_us = _limit_us(saga.step, parameters)
+    return f"took longer than {limit_us / US_PER_S:g} s" if waited_us > limit_us else None
+
+
+def _limit_us(step: Step, parameters: Parameters) -> int:
+    limits_s: dict[Step, float] = {
+        "planned": PLANNED_S_MAX,
+        "draining": parameters.drain_s_max,
+        "switching": SWITCHING_S_MAX,
+        "reconciling": RECONCILING_S_MAX,
+    }
+    return round(limits_s[step] * US_PER_S)

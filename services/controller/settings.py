@@ -1,0 +1,58 @@
+"""What the controller reads from its environment."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode
+
+from shared.contracts.ids import NodeId, check_token
+from shared.model.lattice import Composition, parse_composition
+from shared.runtime.settings import ServiceSettings
+
+
+class ControllerSettings(ServiceSettings):
+    """`VERTUMNUS_COMPOSITION=1,1,2,4`, `VERTUMNUS_COMPOSITIONS={"n1": "4,4"}`, …"""
+
+    composition: Annotated[Composition, NoDecode] = Field(
+        default=(1, 1, 2, 4), description="the first composition of a node that COMPOSITIONS does not name"
+    )
+    compositions: dict[NodeId, Composition] = Field(
+        default_factory=dict, description="first compositions by node, as JSON: for pools of unequal nodes"
+    )
+    capacity_share: float = Field(
+        default=0.7,
+        gt=0,
+        le=1,
+        description=(
+            "κ_C as a share of the window: how much predicted work a worker carries within the SLO. An estimate that "
+            "stands in for a profile of each degree; 0.7 is a common utilisation limit of a queue, not a measurement"
+        ),
+    )
+    operator_key_file: Path | None = Field(
+        default=None, description="operators must send this file's content as bearer token; without it nobody is asked"
+    )
+
+    @field_validator("composition", mode="before")
+    @classmethod
+    def _composition(cls, value: Any) -> Any:
+        return parse_composition(value) if isinstance(value, str) else value
+
+    @field_validator("compositions", mode="before")
+    @classmethod
+    def _compositions(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {
+            check_token("compositions", node): parse_composition(text) if isinstance(text, str) else text
+            for node, text in value.items()
+        }
+
+    def operator_key(self) -> str | None:
+        """The content of `operator_key_file`. OSError if it cannot be read, ValueError if it is empty."""
+        if self.operator_key_file is None:
+            return None
+        key = self.operator_key_file.read_text().strip()
+        if not key:
+            raise ValueError(f"operator_key_file: {self.operator_key_file} is empty")
+        return key

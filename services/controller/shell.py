@@ -1,0 +1,213 @@
+"""The controller at work: listens for heartbeats, decides four times a second while it leads, asks agents to adopt."""
+
+import asyncio
+from typing import NamedTuple
+
+import structlog
+from pydantic import ValidationError
+
+from services.controller import decider, epochs
+from services.controller.decider import Incarnation, State
+from services.controller.epochs import Configured, Wanted
+from services.controller.liveness import Liveness
+from services.controller.metrics import Metrics
+from shared.contracts.commands import (
+    Accepted,
+    NodeLoad,
+    Refused,
+    RouterAlive,
+    decode_reply,
+    encode_message,
+)
+from shared.contracts.envelope import Stored
+from shared.contracts.events import WindowClosed
+from shared.contracts.ids import NodeId, Source
+from shared.contracts.subjects import Subjects
+from shared.model.cost import US_PER_S
+from shared.runtime.appending import NO_ORIGIN, Origin
+from shared.runtime.clock import Clock
+from shared.runtime.leadership import Decide, Leadership, NotLeading
+from shared.runtime.ports import Bus, NoReply, Unavailable
+
+TICK_S = 0.25
+
+LATE_NS = 1_500_000_000
+"""A tick that comes this late says that the process stood still and heard nothing."""
+
+ADOPT_LIMIT_S = 15.0
+"""An agent answers when every rank has adopted, which waits for running steps."""
+
+ADOPT_RETRY_NS = 1_000_000_000
+
+
+class Epochs(NamedTuple):
+    """How first epochs are made: compositions, and κ_C as a share of the window."""
+
+    configured: Configured
+    capacity_share: float
+
+
+class Controller:
+    """`state` is the projection's; only the log changes it."""
+
+    def __init__(
+        self,
+        state: State,
+        leadership: Leadership,
+        bus: Bus,
+        subjects: Subjects,
+        clock: Clock,
+        first_epochs: Epochs,
+        metrics: Metrics,
+    ) -> None:
+        self.state = state
+        self.leadership = leadership
+        self._bus = bus
+        self._subjects = subjects
+        self._clock = clock
+        self._first_epochs = first_epochs
+        self._metrics = metrics
+        self._ticked_ns = clock.monotonic_ns()
+        self._nodes: Liveness[Incarnation] = Liveness(self._ticked_ns)
+        self._routers: Liveness[Source] = Liveness(self._ticked_ns)
+        self._adopting: set[NodeId] = set()
+        self._adopt_after_ns: dict[NodeId, int] = {}
+        self._misfits: set[Incarnation] = set()
+        self._refused: dict[Incarnation, int] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._logger = structlog.get_logger(component="controller")
+
+    async def start(self) -> None:
+        """Listen and decide. The projection must have caught up."""
+        await self._bus.subscribe(self._subjects.loads, self._heard_node)
+        await self._bus.subscribe(self._subjects.routers_alive, self._heard_router)
+        self._running = asyncio.create_task(self._run(), name="controller")
+
+    async def stop(self) -> None:
+        """Decide nothing more."""
+        assert self._running is not None, "stop() before start()"
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+        await self.leadership.stop()
+
+    async def failed(self) -> Exception:
+        """Returns when the controller can go on no longer: the process must end."""
+        assert self._running is not None, "failed() before start()"
+        await asyncio.wait([self._running])
+        return self._running.exception() or RuntimeError("the controller ended")  # type: ignore[return-value]
+
+    def ready(self) -> str | None:
+        """Why this process is of no use now, leader or standby."""
+        if not self.state.term:
+            return "no controller has led yet"
+        if self.leadership.term is not None and not self.leadership.in_touch:
+            return "the lease cannot be renewed"
+        return None
+
+    def folded(self, stored: Stored) -> None:
+        """Show windows as they are recorded, whoever leads."""
+        if isinstance(stored.data, WindowClosed):
+            self._metrics.show_window(stored.data)
+
+    async def _heard_node(self, _subject: str, payload: bytes) -> None:
+        try:
+            load = NodeLoad.model_validate_json(payload)
+        except ValidationError:
+            self._metrics.unreadable.inc()
+            return
+        self._nodes.heard(Incarnation(load.node, load.incarnation), self._clock.monotonic_ns())
+
+    async def _heard_router(self, _subject: str, payload: bytes) -> None:
+        try:
+            alive = RouterAlive.model_validate_json(payload)
+        except ValidationError:
+            self._metrics.unreadable.inc()
+            return
+        self._routers.heard(Source(alive.source), self._clock.monotonic_ns())
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._tick(tasks)
+                await self._clock.sleep(TICK_S)
+
+    async def _tick(self, tasks: asyncio.TaskGroup) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._ticked_ns > LATE_NS or not self.leadership.in_touch:
+            self._nodes.was_deaf(now_ns)
+            self._routers.was_deaf(now_ns)
+        self._ticked_ns = now_ns
+        silent_nodes = self._nodes.silent(decider.living_nodes(self.state), now_ns)
+        silent_routers = self._routers.silent(self.state.routers.keys(), now_ns)
+        self._metrics.term.set(self.leadership.term or 0)
+        if self.leadership.term is None:
+            return
+        await self._decide(
+            lambda: [
+                *decider.close_window(self.state, self._clock.now_ns()),
+                *decider.lose_nodes(self.state, {node: ns // 1_000 for node, ns in silent_nodes.items()}),
+                *decider.lose_routers(self.state, silent_routers.keys()),
+            ]
+        )
+        for each in epochs.wanted(self.state, self._first_epochs.configured, self._refused):
+            self._consider(each, now_ns, tasks)
+
+    async def _decide(self, decide: Decide, origin: Origin = NO_ORIGIN) -> None:
+        try:
+            await self.leadership.decide(decide, origin)
+        except NotLeading as error:
+            # Whoever leads now decides it from the same log.
+            self._logger.info("not decided", reason=str(error))
+
+    def _consider(self, each: Wanted, now_ns: int, tasks: asyncio.TaskGroup) -> None:
+        """Ask the node to adopt, unless that is under way, was tried just now, or cannot be."""
+        incarnation = Incarnation(each.node, each.incarnation)
+        if each.misfit:
+            if incarnation not in self._misfits:
+                self._misfits = {*(m for m in self._misfits if m.node != each.node), incarnation}
+                self._refuse(each, "misfit", each.misfit)
+        elif each.node not in self._adopting and now_ns >= self._adopt_after_ns.get(each.node, 0):
+            self._adopting.add(each.node)
+            tasks.create_task(self._adopt(each), name=f"adopt-{each.node}")
+
+    async def _adopt(self, each: Wanted) -> None:
+        try:
+            await self._ask_to_adopt(each)
+        finally:
+            self._adopting.discard(each.node)
+            self._adopt_after_ns[each.node] = self._clock.monotonic_ns() + ADOPT_RETRY_NS
+
+    async def _ask_to_adopt(self, each: Wanted) -> None:
+        term = self.leadership.term
+        if term is None:
+            return
+        try:
+            command = encode_message(each.adopt(term))
+            raw = await self._bus.request(self._subjects.agent(each.node), command, ADOPT_LIMIT_S)
+            reply = decode_reply(raw)
+        except (NoReply, Unavailable, ValidationError) as error:
+            self._refuse(each, "no-reply", str(error))
+            return
+        if isinstance(reply, Accepted):
+            origin = Origin(correlation=f"{each.node}/{each.epoch}")
+            await self._decide(lambda: epochs.commit(self.state, each, self._capacity_us), origin)
+        elif isinstance(reply, Refused):
+            self._refuse(each, reply.reason, reply.detail)
+            if reply.reason == "stale-epoch":
+                self._refused = {i: epoch for i, epoch in self._refused.items() if i.node != each.node}
+                self._refused[Incarnation(each.node, each.incarnation)] = each.epoch
+
+    def _refuse(self, each: Wanted, reason: str, detail: str) -> None:
+        self._metrics.refusals.labels(each.node, reason).inc()
+        self._logger.warning(
+            "epoch not adopted",
+            node=each.node,
+            incarnation=each.incarnation,
+            epoch=each.epoch,
+            reason=reason,
+            detail=detail,
+        )
+
+    def _capacity_us(self, _degree: int) -> int:
+        """κ_C: the same share of a window for each degree, because demand is in seconds of the worker it goes to."""
+        return round(self._first_epochs.capacity_share * self.state.parameters.window_s * US_PER_S)

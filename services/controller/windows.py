@@ -1,0 +1,177 @@
+"""Observation windows: what the pool was asked for, and what it could carry (paper, sections 3.1 and 4.3).
+
+Window k holds the events with sequence in (close of k-1, close of k]. The leader says in `window-closed` how far it had
+folded when its clock passed the end; everything else in that event follows from the log alone, so every window can be
+derived again (`decider.rederive_windows`). The first window begins with the first leader.
+
+    D           Σ predicted service of first attempts
+    long share  prompts over `long_tokens`, by first attempts and by their tokens
+    attainment  Σ L over completions within their SLO / Σ L over completions that have one
+    hit rate    prompt tokens that needed no computing / prompt tokens, over finished prefills
+    capacity    Σ κ_C of schedulable workers at the close
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from operator import add
+from typing import NamedTuple
+
+from shared.contracts.envelope import Stored
+from shared.contracts.events import (
+    ENDS,
+    EpochCommitted,
+    LeadershipTaken,
+    PrefillCompleted,
+    RequestAssigned,
+    RequestCompleted,
+    RequestReceived,
+    RouterLost,
+    WindowClosed,
+)
+from shared.contracts.ids import NodeId, RequestId, Source
+from shared.model.cost import US_PER_S
+from shared.model.parameters import Parameters
+from shared.model.pool import Pool
+
+UNCLOSED_MAX = 100_000
+"""Counts kept apart because a close may fall before them: only what is stored while one append is under way."""
+
+
+class Tally(NamedTuple):
+    """What is added up over a window."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    demand_us: int = 0
+    long_requests: int = 0
+    long_prompt_tokens: int = 0
+    completed: int = 0
+    slo_tokens: int = 0
+    met_tokens: int = 0
+    prefilled_tokens: int = 0
+    reused_tokens: int = 0
+
+    def plus(self, other: "Tally") -> "Tally":
+        return Tally(*map(add, self, other))
+
+
+NOTHING = Tally()
+
+
+class Asked(NamedTuple):
+    """What an open request's completion will be measured by."""
+
+    prompt_tokens: int
+    slo_us: int
+    source: Source
+
+
+@dataclass(slots=True)
+class Windows:
+    """State of the fold; `evolve` is its only writer. `started_ns` is None before the first leader.
+
+    `counted` holds (sequence, count) after the last close; `older` adds up those beyond `UNCLOSED_MAX`.
+    `profiled_us` is the window length that the κ_C of a node's workers were committed for.
+    """
+
+    k: int = 0
+    from_seq: int = 0
+    started_ns: int | None = None
+    older: Tally = NOTHING
+    counted: deque[tuple[int, Tally]] = field(default_factory=deque)
+    open: dict[RequestId, Asked] = field(default_factory=dict)
+    profiled_us: dict[NodeId, int] = field(default_factory=dict)
+
+
+def evolve(windows: Windows, stored: Stored, parameters: Parameters) -> None:
+    """Fold one event; `parameters` are those in force at it."""
+    match stored.data:
+        case RequestReceived() as data:
+            windows.open[data.request] = Asked(data.prompt_tokens, data.slo_us, stored.event.source)
+        case RequestAssigned(attempt=1) as data:
+            _count(windows, stored.stream_seq, _first_attempt(data, parameters.long_tokens))
+        case PrefillCompleted() as data:
+            reused = data.cached_own_tokens + data.cached_in_flight_tokens + data.cached_fetched_tokens
+            tally = Tally(prefilled_tokens=data.computed_tokens + reused, reused_tokens=reused)
+            _count(windows, stored.stream_seq, tally)
+        case RequestCompleted() as data:
+            _count(windows, stored.stream_seq, _completion(data, windows.open.pop(data.request, None)))
+        case ended if isinstance(ended, ENDS):
+            windows.open.pop(ended.request, None)
+        case RouterLost() as data:
+            for request in [each for each, asked in windows.open.items() if asked.source == data.source]:
+                del windows.open[request]
+        case EpochCommitted() as data:
+            windows.profiled_us[data.node] = parameters.window_s * US_PER_S
+        case LeadershipTaken() if windows.started_ns is None:
+            _begin(windows, stored.stream_seq, stored.event.time_ns)
+        case WindowClosed() as data:
+            windows.k = data.k
+            _begin(windows, data.to_seq, stored.event.time_ns)
+        case _:
+            pass
+
+
+def close(windows: Windows, pool: Pool, parameters: Parameters, to_seq: int, length_us: int) -> WindowClosed:
+    """The window that ends at `to_seq`, to which `windows` and `pool` are folded; it lasted `length_us`."""
+    total = windows.older
+    for seq, tally in windows.counted:
+        if seq <= to_seq:
+            total = total.plus(tally)
+    return WindowClosed(
+        k=windows.k + 1,
+        from_seq=windows.from_seq,
+        to_seq=to_seq,
+        length_us=length_us,
+        requests=total.requests,
+        completed=total.completed,
+        prompt_tokens=total.prompt_tokens,
+        demand_us=total.demand_us,
+        long_tokens=parameters.long_tokens,
+        long_request_share=total.long_requests / total.requests if total.requests else 0.0,
+        long_token_share=total.long_prompt_tokens / total.prompt_tokens if total.prompt_tokens else 0.0,
+        capacity_us=_capacity_us(windows, pool, length_us),
+        attainment=total.met_tokens / total.slo_tokens if total.slo_tokens else None,
+        hit_rate=total.reused_tokens / total.prefilled_tokens if total.prefilled_tokens else None,
+    )
+
+
+def _begin(windows: Windows, from_seq: int, now_ns: int) -> None:
+    windows.from_seq, windows.started_ns, windows.older = from_seq, now_ns, NOTHING
+    while windows.counted and windows.counted[0][0] <= from_seq:
+        windows.counted.popleft()
+
+
+def _count(windows: Windows, seq: int, tally: Tally) -> None:
+    windows.counted.append((seq, tally))
+    if len(windows.counted) > UNCLOSED_MAX:
+        windows.older = windows.older.plus(windows.counted.popleft()[1])
+
+
+def _first_attempt(data: RequestAssigned, long_tokens: int) -> Tally:
+    prompt_tokens = data.uncached_tokens + data.cached_tokens
+    is_long = prompt_tokens > long_tokens
+    return Tally(
+        requests=1,
+        prompt_tokens=prompt_tokens,
+        demand_us=data.service_us,
+        long_requests=int(is_long),
+        long_prompt_tokens=prompt_tokens if is_long else 0,
+    )
+
+
+def _completion(data: RequestCompleted, asked: Asked | None) -> Tally:
+    """A request whose `request-received` the log no longer has counts as completed and says nothing about SLOs."""
+    if asked is None or not asked.slo_us:
+        return Tally(completed=1)
+    met = asked.prompt_tokens if data.ttft_us <= asked.slo_us else 0
+    return Tally(completed=1, slo_tokens=asked.prompt_tokens, met_tokens=met)
+
+
+def _capacity_us(windows: Windows, pool: Pool, length_us: int) -> int:
+    """Σ κ_C, for a window of this length: one that bridges a change of leaders is longer than those κ_C was given for."""
+    return sum(
+        worker.capacity_us * length_us // windows.profiled_us[worker.node]
+        for worker in pool.workers.values()
+        if pool.schedulable(worker)
+    )
