@@ -50,7 +50,10 @@ def show(checks: Sequence["Check"]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("", "what", "found", "needed")
+    table = Table("", "what")
+    # Nothing is cut off: an error's last words are the ones that help.
+    table.add_column("found", overflow="fold")
+    table.add_column("needed", overflow="fold")
     for check in checks:
         mark = Text("ok", "green") if check.ok else Text("unfit", "bold red")
         # As Text: a path in square brackets is no markup.

@@ -59,7 +59,7 @@ def up(
         raise typer.BadParameter(str(error), param_hint="--composition") from error
 
     # Progress goes to stderr, so that `--json` leaves stdout to the program that reads it.
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     interrupted = threading.Event()
     supervisor = Supervisor(console.print, interrupted)
     stop_on_signals(interrupted, supervisor)
@@ -73,9 +73,8 @@ def up(
             supervisor.watch()
     except Interrupted:
         console.print("stopped while starting")
-    except (AlreadyRunning, StartFailed, GaveUp) as failure:
-        console.print(f"[red]{type(failure).__name__}[/red]: ", end="")
-        console.print(str(failure), markup=False)
+    except (AlreadyRunning, StartFailed, GaveUp, OSError) as failure:
+        console.print(f"vertumnus up: {failure}", style="red")
         raise typer.Exit(EXIT_FAILED) from failure
 
 

@@ -21,7 +21,6 @@ class RunningService(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    pid: int | None
     url: str
     log: Path
 

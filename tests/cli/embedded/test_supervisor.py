@@ -14,31 +14,12 @@ from cli.embedded.processes import StartFailed, is_running
 from cli.embedded.services import ServiceProcess
 from cli.embedded.supervisor import Interrupted, Supervisor
 
-STAND_IN = """
-import os
-import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-if os.environ.get("STAND_IN_FAILS"):
-    sys.exit("cannot find the model")
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *args):
-        pass
-
-HTTPServer((os.environ["VERTUMNUS_HTTP_HOST"], int(os.environ["VERTUMNUS_HTTP_PORT"])), Handler).serve_forever()
-"""
-
 
 class Bench:
     """A supervisor, what it said, and services for it to keep."""
 
-    def __init__(self, directory: Path) -> None:
-        (directory / "stand_in.py").write_text(STAND_IN)
+    def __init__(self, directory: Path, stand_in: str) -> None:
+        (directory / "stand_in.py").write_text(stand_in)
         self.said: list[str] = []
         self.interrupted = threading.Event()
         self.supervisor = Supervisor(self.said.append, self.interrupted)
@@ -66,8 +47,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
+def bench(tmp_path: Path, stand_in: str) -> Iterator[Bench]:
+    made = Bench(tmp_path, stand_in)
     yield made
     made.supervisor.stop()
 
