@@ -19,6 +19,17 @@ class WrongLastSequence(Exception):
     """Somebody else has written to the subject. Nothing of the append was stored."""
 
 
+class LogLost(Exception):
+    """The log is no longer the one this process has followed: recreated, gone back, or dropped too far ahead of it."""
+
+
+APPEND_ENTRIES_MAX = 100
+"""Entries in one append; a NATS server takes up to 1,000 in a batch."""
+
+HANDLERS_MAX = 1_000
+"""Messages of one subscription that are handled at a time; those behind wait."""
+
+
 class Entry(NamedTuple):
     """One message to append. `id` de-duplicates repeats within the server's window."""
 
@@ -35,7 +46,7 @@ class Tail(Protocol):
         """No message is delivered after this returns."""
 
     async def failed(self) -> Exception:
-        """Returns when the consumer can go on no longer: a sequence went back, the stream was recreated."""
+        """Returns when the consumer can go on no longer: LogLost, or what `deliver` raised. Never after `stop`."""
 
 
 Deliver = Callable[[str, int, bytes], None]
@@ -52,20 +63,23 @@ class EventLog(Protocol):
     async def append(self, entries: Sequence[Entry], expected: Mapping[str, int]) -> int:
         """Store every entry in order, atomically and next to each other, or none. Returns the sequence of the last.
 
-        `expected` gives, per subject, the sequence of the last message on it (0 for none) that the append relies on.
+        `expected` gives, for subjects that are written to, the sequence of the last message on it (0 for none) that the
+        append relies on. At most `APPEND_ENTRIES_MAX` entries.
         Errors: WrongLastSequence; Unavailable (read back with `last_on` before repeating).
-        At most 100 entries.
         """
 
     async def last_on(self, subject: str) -> tuple[int, bytes] | None:
         """The last message on a subject (`*` and `>` allowed), with its sequence. Errors: Unavailable."""
 
     async def bounds(self) -> tuple[int, int]:
-        """The first and the last sequence that are there; (1, 0) for an empty log. Errors: Unavailable."""
+        """The first and the last sequence that are there; first = last + 1 for an empty log.
+
+        Errors: Unavailable; LogLost if this is another incarnation of the log.
+        """
 
     async def tail(self, filters: Sequence[str], after_seq: int, deliver: Deliver) -> Tail:
         """Deliver every message on `filters` (subjects, `*` and `>` allowed) after `after_seq`, then every new one, across
-        reconnections."""
+        reconnections. An exception out of `deliver` ends the tail. Errors: Unavailable; LogLost."""
 
 
 Handler = Callable[[str, bytes], Awaitable[bytes | None]]
@@ -82,7 +96,10 @@ class Bus(Protocol):
         """The one reply. Errors: NoReply."""
 
     async def subscribe(self, subject: str, handler: Handler) -> None:
-        """Run `handler` for each message, one task per message and at most 1,000 at a time, until the bus closes."""
+        """Run `handler` for each message, one task per message and at most `HANDLERS_MAX` at a time, until the bus closes.
+
+        A handler that raises is logged and answers nothing. Returns when messages published from now on arrive.
+        """
 
 
 class Lease(Protocol):

@@ -1,0 +1,85 @@
+"""Unlogged messages over core NATS."""
+
+import asyncio
+
+import nats.errors
+import structlog
+from nats.aio.msg import Msg
+
+from shared.runtime.nats_link import NatsLink
+from shared.runtime.ports import HANDLERS_MAX, Handler, NoReply, Unavailable
+
+WAITING_MESSAGES_MAX = 10_000
+WAITING_BYTES_MAX = 64 * 2**20
+"""Per subscription, behind the handlers at work; what comes beyond that is dropped, and the drop is logged."""
+
+
+class NatsBus:
+    """A `Bus`. `close` it before its link."""
+
+    def __init__(self, link: NatsLink) -> None:
+        self._link = link
+        self._running: set[asyncio.Task[None]] = set()
+        self._logger = structlog.get_logger(component="bus")
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        try:
+            await self._link.client.publish(subject, payload)
+        except nats.errors.MaxPayloadError:
+            raise self._too_large(subject, payload) from None
+        except nats.errors.Error as error:
+            raise Unavailable(f"publish on {subject}: {error}") from error
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        try:
+            reply = await self._link.client.request(subject, payload, timeout=timeout_s)
+        except nats.errors.NoRespondersError:
+            raise NoReply(f"nobody listens on {subject}") from None
+        except nats.errors.TimeoutError:
+            raise NoReply(f"no answer on {subject} within {timeout_s:g} s") from None
+        except nats.errors.MaxPayloadError:
+            raise self._too_large(subject, payload) from None
+        except nats.errors.Error as error:
+            raise NoReply(f"no answer on {subject}: {error}") from error
+        return reply.data
+
+    async def subscribe(self, subject: str, handler: Handler) -> None:
+        slots = asyncio.Semaphore(HANDLERS_MAX)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._running.discard(task)
+            slots.release()
+
+        async def take(message: Msg) -> None:
+            await slots.acquire()
+            task = asyncio.create_task(self._handle(handler, message))
+            self._running.add(task)
+            task.add_done_callback(ended)
+
+        try:
+            await self._link.client.subscribe(
+                subject, cb=take, pending_msgs_limit=WAITING_MESSAGES_MAX, pending_bytes_limit=WAITING_BYTES_MAX
+            )
+            await self._link.client.flush()
+        except nats.errors.Error as error:
+            raise Unavailable(f"subscribe to {subject}: {error}") from error
+
+    async def close(self) -> None:
+        """Cancel the handlers at work."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _handle(self, handler: Handler, message: Msg) -> None:
+        try:
+            answer = await handler(message.subject, message.data)
+            if answer is not None and message.reply:
+                await self.publish(message.reply, answer)
+        except Unavailable as error:
+            self._logger.warning("answer not sent", subject=message.subject, error=str(error))
+        except Exception:
+            self._logger.exception("handler failed", subject=message.subject)
+
+    def _too_large(self, subject: str, payload: bytes) -> ValueError:
+        limit = self._link.client.max_payload
+        return ValueError(f"message on {subject}: {len(payload)} bytes; the server takes at most {limit}")

@@ -1,0 +1,82 @@
+"""Lease records in a NATS key-value bucket (a stream `KV_<bucket>` with one message per key)."""
+
+import nats.errors
+import nats.js.errors
+from nats.js.api import DiscardPolicy, Header, StorageType, StreamConfig
+
+from shared.contracts.subjects import Subjects
+from shared.runtime.nats_link import NatsLink
+from shared.runtime.ports import Unavailable, WrongLastSequence
+
+ANSWER_LIMIT_S = 1.0
+"""A third of the lease: a leader that cannot reach the server gets to hear of it in time."""
+
+BUCKET_BYTES_MAX = 2**20
+"""Named, so that the server sets it aside: the log's stream may claim all the rest."""
+
+_WRONG_SEQUENCE = {10071, 10164}
+_NAME_IN_USE = 10058
+
+
+class NatsCell:
+    """A `lease.Cell`: the record of one role. `open_leases` has made the bucket."""
+
+    def __init__(self, link: NatsLink, subjects: Subjects, role: str) -> None:
+        self._link = link
+        self._stream = _stream(subjects)
+        self._subject = f"$KV.{_bucket(subjects)}.{role}"
+        self._js = link.client.jetstream(timeout=ANSWER_LIMIT_S)
+
+    async def read(self) -> tuple[int, bytes] | None:
+        self._link.require_connected()
+        try:
+            # From the stream's leader: a replica may be behind.
+            found = await self._js.get_last_msg(self._stream, self._subject)
+        except nats.js.errors.NotFoundError:
+            return None
+        except nats.errors.Error as error:
+            raise Unavailable(f"lease {self._subject}: {error}") from error
+        assert found.seq is not None, "a stored message has a sequence"
+        return found.seq, found.data or b""
+
+    async def write(self, value: bytes, revision: int) -> int:
+        self._link.require_connected()
+        headers = {str(Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value): str(revision)}
+        try:
+            return (await self._js.publish(self._subject, value, headers=headers)).seq
+        except nats.js.errors.APIError as error:
+            if error.err_code in _WRONG_SEQUENCE:
+                raise WrongLastSequence(f"lease {self._subject}: {error.description}") from None
+            raise Unavailable(f"lease {self._subject}: {error.description}") from error
+        except nats.errors.Error as error:
+            raise Unavailable(f"lease {self._subject}: {error}") from error
+
+
+async def open_leases(link: NatsLink, subjects: Subjects, replicas: int) -> None:
+    """Make the bucket if it is not there. Errors: Unavailable."""
+    config = StreamConfig(
+        name=_stream(subjects),
+        subjects=[f"$KV.{_bucket(subjects)}.>"],
+        max_msgs_per_subject=1,
+        max_bytes=BUCKET_BYTES_MAX,
+        discard=DiscardPolicy.NEW,
+        storage=StorageType.FILE,
+        num_replicas=replicas,
+        allow_rollup_hdrs=True,
+        deny_delete=True,
+    )
+    try:
+        await link.client.jetstream().add_stream(config)
+    except nats.js.errors.APIError as error:
+        if error.err_code != _NAME_IN_USE:
+            raise Unavailable(f"bucket {_bucket(subjects)}: {error.description}") from error
+    except nats.errors.Error as error:
+        raise Unavailable(f"bucket {_bucket(subjects)}: {error}") from error
+
+
+def _bucket(subjects: Subjects) -> str:
+    return f"{subjects.buckets_prefix}-leases"
+
+
+def _stream(subjects: Subjects) -> str:
+    return f"KV_{_bucket(subjects)}"

@@ -1,0 +1,131 @@
+"""One connection to NATS: reconnects without end, but its first connect is bounded and says clearly what went wrong."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+
+from shared.runtime.ports import Unavailable
+
+CONNECT_LIMIT_S = 10.0
+RECONNECT_EVERY_S = 0.25
+PING_EVERY_S = 5
+PINGS_MAX = 2
+"""A server that answers no ping for 10-15 s is left for the next one."""
+
+DRAIN_LIMIT_S = 2
+BUFFER_BYTES_MAX = 8 * 2**20
+"""What may wait in the client while the server is away."""
+
+
+class NatsLink:
+    """A connected client. `closed` returns once it has ended for good other than by `close`."""
+
+    def __init__(self, addresses: str) -> None:
+        self.client = Client()
+        self.addresses = addresses
+        self._on_reconnect: list[Callable[[], None]] = []
+        self._closed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self._closing = False
+        self._refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self._last_error: Exception | None = None
+        self._logger = structlog.get_logger(component="nats", server=addresses)
+
+    def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` after each reconnection; returns what ends that."""
+        self._on_reconnect.append(callback)
+        return lambda: self._on_reconnect.remove(callback)
+
+    def require_connected(self) -> None:
+        """Unavailable while the server is away: what is written now would be buffered and arrive late."""
+        if not self.client.is_connected:
+            raise Unavailable(f"NATS at {self.addresses} is away")
+
+    async def closed(self) -> Exception:
+        return await asyncio.shield(self._closed)
+
+    async def open(self, servers: list[str], name: str, user: str | None, password: str | None, limit_s: float) -> None:
+        """Connect. Unavailable after `limit_s`, or at once if the server refuses us."""
+        connecting = asyncio.ensure_future(
+            self.client.connect(
+                servers=servers,
+                name=name,
+                user=user,
+                password=password,
+                error_cb=self._error,
+                disconnected_cb=self._disconnected,
+                reconnected_cb=self._reconnected,
+                closed_cb=self._ended,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=RECONNECT_EVERY_S,  # type: ignore[arg-type]  # it sleeps that long; a float is fine
+                ping_interval=PING_EVERY_S,
+                max_outstanding_pings=PINGS_MAX,
+                drain_timeout=DRAIN_LIMIT_S,
+                pending_size=BUFFER_BYTES_MAX,
+            )
+        )
+        first: list[asyncio.Future[Any]] = [connecting, self._refused]
+        await asyncio.wait(first, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if not connecting.done():
+            connecting.cancel()
+            await asyncio.gather(connecting, return_exceptions=True)
+            await self.close()
+            reason = (
+                f"no answer within {limit_s:g} s: {self._last_error}" if not self._refused.done() else self._last_error
+            )
+            raise Unavailable(f"cannot connect to NATS at {self.addresses} ({reason})")
+        try:
+            connecting.result()
+        except (nats.errors.Error, OSError) as error:
+            raise Unavailable(f"cannot connect to NATS at {self.addresses} ({error})") from error
+
+    async def close(self) -> None:
+        """Deliver what is on its way, for up to 2 s, and hang up."""
+        self._closing = True
+        if self.client.is_connected:
+            try:
+                await self.client.drain()
+            except (nats.errors.Error, OSError) as error:
+                self._logger.info("connection not drained", error=str(error))
+        if not self.client.is_closed:
+            await self.client.close()
+
+    async def _error(self, error: Exception) -> None:
+        self._last_error = error
+        if "authorization violation" in str(error).lower() and not self._refused.done():
+            self._refused.set_result(error)
+        # While the server is away each attempt fails; that it is away has been said once.
+        level = self._logger.warning if self.client.is_connected else self._logger.debug
+        level("nats error", error=str(error), kind=type(error).__name__)
+
+    async def _disconnected(self) -> None:
+        if not self._closing:
+            self._logger.warning("nats disconnected")
+
+    async def _reconnected(self) -> None:
+        self._logger.info("nats reconnected")
+        for callback in tuple(self._on_reconnect):
+            callback()
+
+    async def _ended(self) -> None:
+        if not self._closing and not self._closed.done():
+            self._closed.set_result(Unavailable(f"NATS at {self.addresses} ended the connection: {self._last_error}"))
+
+
+async def connect(
+    url: str,
+    name: str,
+    user: str | None = None,
+    password: str | None = None,
+    limit_s: float = CONNECT_LIMIT_S,
+) -> NatsLink:
+    """Connect to one of the servers in `url` (separated by commas). Errors: Unavailable."""
+    servers = [each.strip() for each in url.split(",")]
+    # Never the whole URL: it may hold a password.
+    link = NatsLink(",".join(urlsplit(each).netloc.rpartition("@")[2] for each in servers))
+    await link.open(servers, name, user, password, limit_s)
+    return link

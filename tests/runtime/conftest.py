@@ -1,0 +1,85 @@
+"""Both worlds behind the ports: in memory, and on a real NATS server."""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+import pytest
+
+from cli.embedded.nats import EmbeddedNats
+from shared.contracts.subjects import Subjects
+from shared.runtime.clock import Clock, Ids, SystemClock
+from shared.runtime.lease import CellLease
+from shared.runtime.memory import MemoryBus, MemoryCell, MemoryLog
+from shared.runtime.nats_bus import NatsBus
+from shared.runtime.nats_lease import NatsCell, open_leases
+from shared.runtime.nats_link import NatsLink, connect
+from shared.runtime.nats_log import NatsLog, open_log
+from shared.runtime.ports import Bus, EventLog
+from shared.runtime.settings import ServiceSettings
+
+SUBJECTS = Subjects("test")
+CLOCK = SystemClock()
+
+
+class World(NamedTuple):
+    """One process's view of the outside world; `second` is another process's."""
+
+    log: EventLog
+    bus: Bus
+    second_bus: Bus
+    clock: Clock
+    leases: tuple[CellLease, CellLease]
+
+
+class NatsClient:
+    """Connections of one process to a test's NATS server."""
+
+    def __init__(self, server: EmbeddedNats, stack: AsyncExitStack, seed: int = 0) -> None:
+        self.server = server
+        self.ids = Ids(CLOCK, random.Random(seed))
+        self._stack = stack
+
+    async def link(self) -> NatsLink:
+        link = await connect(self.server.url, "test", limit_s=5)
+        self._stack.push_async_callback(link.close)
+        return link
+
+    async def bus(self) -> NatsBus:
+        bus = NatsBus(await self.link())
+        self._stack.push_async_callback(bus.close)
+        return bus
+
+    async def log(self) -> NatsLog:
+        settings = ServiceSettings(nats_url=self.server.url, pool="test")
+        return await open_log(await self.link(), SUBJECTS, settings, CLOCK, self.ids)
+
+
+@pytest.fixture
+async def nats(nats_server: EmbeddedNats) -> AsyncIterator[NatsClient]:
+    async with AsyncExitStack() as stack:
+        yield NatsClient(nats_server, stack)
+
+
+@pytest.fixture(params=["memory", "nats"])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    """The same tests hold both implementations to the contract of the ports."""
+    async with AsyncExitStack() as stack:
+        if request.param == "memory":
+            bus, cell = MemoryBus(CLOCK), MemoryCell()
+            stack.push_async_callback(bus.close)
+            leases = CellLease(cell, "a", CLOCK), CellLease(cell, "b", CLOCK)
+            yield World(MemoryLog(), bus, bus, CLOCK, leases)
+            return
+        client = NatsClient(request.getfixturevalue("nats_server"), stack)
+        link = await client.link()
+        await open_leases(link, SUBJECTS, replicas=1)
+        cells = NatsCell(link, SUBJECTS, "leader"), NatsCell(await client.link(), SUBJECTS, "leader")
+        yield World(
+            await client.log(),
+            await client.bus(),
+            await client.bus(),
+            CLOCK,
+            (CellLease(cells[0], "a", CLOCK), CellLease(cells[1], "b", CLOCK)),
+        )
