@@ -48,6 +48,7 @@ class Reservation:
 
     request: RequestId
     group: Group
+    prompt_tokens: int
     chain: tuple[BlockId, ...]
     slots: tuple[SlotRef, ...]
     reused_blocks: int
@@ -131,6 +132,7 @@ class KvPool:
         reservation = Reservation(
             request=request,
             group=group,
+            prompt_tokens=prompt_tokens,
             chain=tuple(chain),
             slots=tuple(SlotRef(slot.rank, slot.index, slot.generation) for slot in (*held, *fresh)),
             reused_blocks=reusable_tokens(held_blocks, self.block_tokens, prompt_tokens) // self.block_tokens,

@@ -1,0 +1,263 @@
+"""The torch engine: one process per rank, the KV index here, tensors there. Implements `Engine`; see its rules.
+
+This side has no torch in it. It decides which slots a prompt gets, tells the ranks, and believes what they answer. Limits of
+this version: one request per step, prefilled in one piece, so a cancelled prefill ends with its step and stores nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, TypeVar
+
+from services.worker.engine.kv_pool import KvPool, Reservation
+from services.worker.engine.protocol import (
+    Busy,
+    Cancelled,
+    EngineDescription,
+    EngineDied,
+    EngineError,
+    HandedOff,
+    Health,
+    ItemResult,
+    PrefillItem,
+    PrefillStep,
+    RankAdopted,
+    Resident,
+    Sampling,
+    StaleEpoch,
+    StepResult,
+    Token,
+)
+from services.worker.engine.torch.checks import check_item, check_sampling, describe
+from services.worker.engine.torch.decode_side import DecodeSide
+from services.worker.engine.torch.kv_layout import KvLayout
+from services.worker.engine.torch.messages import Commit, Done, Prefill, Prefilled, Prepare
+from services.worker.engine.torch.model_config import read_config
+from services.worker.engine.torch.ranks import Ranks
+from services.worker.engine.torch.settings import TorchSettings
+from services.worker.engine.torch.zygote import Zygote
+from shared.contracts.ids import BlockId, RequestId
+from shared.model.lattice import Composition, Group, groups_of
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that runs. A request that was cancelled meanwhile is released when the step ends."""
+
+    request: RequestId
+    cancelled: bool = False
+
+
+class TorchEngine:
+    """See the module docstring and `Engine`. The zygote outlives the engine; whoever made it closes it."""
+
+    def __init__(self, settings: TorchSettings, zygote: Zygote) -> None:
+        """Reads the model's configuration. EngineError names what is missing or unsupported."""
+        self._settings, self._zygote = settings, zygote
+        self._config = read_config(settings.model_dir)
+        self._description = describe(settings, self._config)
+        self._pool = KvPool(settings.prefill_ranks, settings.blocks_per_rank, settings.block_tokens)
+        self._numbers = count(1)
+        layout = KvLayout.of(self._config, settings.block_tokens, settings.blocks_per_rank)
+        context_tokens = min(settings.context_tokens_max, self._config.positions_max)
+        self._ranks = Ranks(settings, layout, context_tokens, self._numbers, self._on_loss)
+        self._decode_side = DecodeSide(self._ranks, settings, context_tokens, layout.block_bytes, self._numbers)
+        self._started = False
+        self._epoch = 0
+        self._composition: Composition = ()
+        self._adopted: tuple[RankAdopted, ...] = ()
+        self._adopting = False
+        self._steps: dict[Group, _Step] = {}
+        self._dead = asyncio.Event()
+
+    # --- life
+
+    async def start(self) -> None:
+        """See `Engine.start`. Once per engine."""
+        if self._started or self._ranks.lost is not None:
+            raise EngineError("start: an engine starts once; make another")
+        try:
+            await self._ranks.start(self._zygote)
+        except BaseException:
+            await self.close()
+            raise
+        self._started = True
+
+    def describe(self) -> EngineDescription:
+        """See `Engine.describe`."""
+        return self._description
+
+    def health(self) -> Health:
+        """See `Engine.health`."""
+        if self._ranks.lost is not None:
+            return Health(False, 0, self._ranks.lost)
+        alive = len(self._ranks.prefill) + len(self._ranks.decode)
+        return Health(self._started, alive, "" if self._started else "not started")
+
+    async def wait_died(self) -> str:
+        """See `Engine.wait_died`."""
+        await self._dead.wait()
+        return self._ranks.lost or ""
+
+    async def close(self) -> None:
+        """See `Engine.close`."""
+        await self._ranks.close()
+
+    def _on_loss(self, reason: str) -> None:
+        self._decode_side.fail(reason)
+        self._dead.set()
+
+    def _check_alive(self) -> None:
+        if self._ranks.lost is not None:
+            raise EngineDied(self._ranks.lost)
+        if not self._started:
+            raise EngineError("the engine has not been started")
+
+    # --- geometry
+
+    async def adopt(self, epoch: int, composition: Composition) -> tuple[RankAdopted, ...]:
+        """See `Engine.adopt`. Two rounds: every rank meets its new group, then every rank switches."""
+        self._check_alive()
+        groups = groups_of(composition)
+        if sum(composition) != self._settings.prefill_ranks:
+            raise ValueError(f"composition {composition}: must cover {self._settings.prefill_ranks} prefill ranks")
+        if epoch < max(self._epoch, 1):
+            raise StaleEpoch(f"epoch {epoch}: the engine serves {self._epoch}")
+        if epoch == self._epoch and composition != self._composition:
+            raise EngineError(f"epoch {epoch}: is served with composition {self._composition}")
+        if epoch == self._epoch:
+            return self._adopted
+        if self._steps or self._adopting:
+            raise Busy(f"epoch {epoch}: {'another switch' if self._adopting else 'a step'} is running")
+        self._adopting = True
+        return await _to_the_end(self._switch(epoch, composition, groups))
+
+    async def _switch(self, epoch: int, composition: Composition, groups: Sequence[Group]) -> tuple[RankAdopted, ...]:
+        members = [(self._ranks.prefill[rank], group) for group in groups for rank in group.ranks]
+        try:
+            prepared = await asyncio.gather(
+                *(
+                    rank.ask(Prepare(next(self._numbers), epoch, group.first_rank, group.degree))
+                    for rank, group in members
+                )
+            )
+            await asyncio.gather(*(rank.ask(Commit(next(self._numbers), epoch)) for rank, _ in members))
+        finally:
+            self._adopting = False
+        self._pool.adopt(composition)
+        self._epoch, self._composition = epoch, composition
+        self._adopted = tuple(
+            RankAdopted(rank.rank, done.seconds)
+            for (rank, _), done in zip(members, prepared, strict=True)
+            if isinstance(done, Done)
+        )
+        return self._adopted
+
+    # --- prefill
+
+    async def prefill(self, step: PrefillStep) -> StepResult:
+        """See `Engine.prefill`."""
+        self._check_alive()
+        if step.epoch != self._epoch:
+            raise StaleEpoch(f"epoch {step.epoch}: the engine serves {self._epoch}")
+        if self._adopting or step.group in self._steps:
+            raise Busy(f"group {step.group}: {'a switch' if self._adopting else 'a step'} is running")
+        if len(step.items) != 1:
+            raise EngineError(f"items: a step takes 1 request, not {len(step.items)}")
+        item = step.items[0]
+        check_item(item, self._description, self._config.vocab)
+        reservation = self._pool.reserve(item.request, step.group, item.chain, len(item.tokens))
+        running = self._steps[step.group] = _Step(item.request)
+        try:
+            return await _to_the_end(self._run(item, reservation, running))
+        except asyncio.CancelledError:
+            self.cancel(item.request)
+            raise
+
+    async def _run(self, item: PrefillItem, reservation: Reservation, running: _Step) -> StepResult:
+        loop, start_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+        try:
+            token = await self._compute(item, reservation)
+            if running.cancelled:
+                raise Cancelled(f"request {item.request}: cancelled")
+        except BaseException:
+            self._pool.release(item.request)
+            raise
+        finally:
+            del self._steps[reservation.group]
+        stored = self._pool.commit(item.request)
+        cached_tokens = reservation.reused_blocks * self._settings.block_tokens
+        result = ItemResult(item.request, cached_tokens, len(item.tokens) - cached_tokens, token, stored)
+        return StepResult((result,), loop.time() - start_s, self._pool.take_evicted(reservation.group))
+
+    async def _compute(self, item: PrefillItem, reservation: Reservation) -> Token:
+        suffix = item.tokens[reservation.reused_blocks * self._settings.block_tokens :]
+        command = Prefill(
+            n=next(self._numbers),
+            epoch=self._epoch,
+            prompt_tokens=len(item.tokens),
+            tokens=tuple(suffix.tolist()),
+            slots=reservation.slots,
+            reused_blocks=reservation.reused_blocks,
+            held_blocks=reservation.held_blocks,
+            sampling=item.sampling,
+        )
+        ranks = [self._ranks.prefill[rank] for rank in reservation.group.ranks]
+        replies = await asyncio.gather(*(rank.ask(command) for rank in ranks))
+        tokens = [reply.token for reply in replies if isinstance(reply, Prefilled) and reply.token is not None]
+        assert len(tokens) == 1, f"one rank chooses the first token, not {len(tokens)}"
+        return tokens[0]
+
+    def cached_blocks(self, group: Group, chain: Sequence[BlockId]) -> int:
+        """See `Engine.cached_blocks`."""
+        return self._pool.cached_blocks(group, chain)
+
+    def resident(self, group: Group) -> Resident:
+        """See `Engine.resident`."""
+        return self._pool.resident(group)
+
+    # --- the decode side, and the end of a request
+
+    async def hand_off(self, request: RequestId) -> HandedOff:
+        """See `Engine.hand_off`. Waits for room when the decode ranks are full."""
+        self._check_alive()
+        finished = self._pool.reservation(request) if self._running(request) is None else None
+        return await self._decode_side.hand_off(request, finished)
+
+    def decode(
+        self, request: RequestId, first_token: int, max_new_tokens: int, stop_tokens: frozenset[int], sampling: Sampling
+    ) -> AsyncIterator[Token]:
+        """See `Engine.decode`. The end of the model's context ends the sequence as well."""
+        self._check_alive()
+        check_sampling(sampling, self._config.vocab)
+        if not 0 <= first_token < self._config.vocab:
+            raise EngineError(f"first_token: {first_token} is outside the vocabulary of {self._config.vocab}")
+        return self._decode_side.decode(request, first_token, max_new_tokens, stop_tokens, sampling)
+
+    def release(self, request: RequestId) -> None:
+        """See `Engine.release`. While a step or a hand-off uses the blocks, it takes effect when that ends."""
+        running, reading = self._running(request), self._decode_side.reading(request)
+        if running is not None:
+            running.cancelled = True
+        elif reading is not None:
+            reading.add_done_callback(lambda _: self._pool.release(request))
+        else:
+            self._pool.release(request)
+
+    def cancel(self, request: RequestId) -> None:
+        """See `Engine.cancel`. Ends its decoding as well."""
+        self._decode_side.end(request)
+        self.release(request)
+
+    def _running(self, request: RequestId) -> _Step | None:
+        return next((step for step in self._steps.values() if step.request == request), None)
+
+
+async def _to_the_end(work: Coroutine[Any, Any, _T]) -> _T:
+    """Await `work` in a task of its own: a caller that leaves must not leave ranks and index at odds."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may have gone
+    return await asyncio.shield(task)

@@ -1,0 +1,188 @@
+"""What the engine's frontend and its rank processes say to each other, over one unix socket per rank.
+
+A frame is a 4-byte length and a JSON object; `kind` tells the type. Tensors never travel here, only token ids and slots.
+The frontend sends commands, each with a number `n`; the rank answers each with exactly one reply of the same `n`, except
+`Decode`, which is answered by a stream of `Decoded` that ends with `last`. A rank handles its commands in order. A rank
+that cannot go on says `Failed` and ends.
+"""
+
+import socket
+from asyncio import StreamReader
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from services.worker.engine.kv_pool import SlotRef
+from services.worker.engine.protocol import Sampling, Token
+
+FRAME_BYTES_MAX = 64 << 20
+_LENGTH_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The first command. `context_tokens` bounds positions; `store` is the file where the ranks' groups meet."""
+
+    n: int
+    rank: int
+    prefill_ranks: int
+    model_dir: str
+    block_tokens: int
+    blocks_per_rank: int
+    context_tokens: int
+    store: str
+    kind: Literal["begin"] = "begin"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Meet the other ranks of the group at a barrier and agree on the epoch. Nothing changes yet."""
+
+    n: int
+    epoch: int
+    first_rank: int
+    degree: int
+    kind: Literal["prepare"] = "prepare"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Serve the prepared epoch."""
+
+    n: int
+    epoch: int
+    kind: Literal["commit"] = "commit"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """One request's prefill; every rank of the group gets the same. `tokens` is the uncached suffix, and `slots` has one
+    entry per block of the prompt (see `kv_pool.Reservation`)."""
+
+    n: int
+    epoch: int
+    prompt_tokens: int
+    tokens: tuple[int, ...]
+    slots: tuple[SlotRef, ...]
+    reused_blocks: int
+    held_blocks: int
+    sampling: Sampling
+    kind: Literal["prefill"] = "prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class HandOff:
+    """Copy a prompt's KV into a sequence of the decode rank."""
+
+    n: int
+    request: str
+    prompt_tokens: int
+    slots: tuple[SlotRef, ...]
+    kind: Literal["hand-off"] = "hand-off"
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Generate at most `new_tokens` tokens after `first_token`, ending after one of `stop_tokens`."""
+
+    n: int
+    request: str
+    first_token: int
+    new_tokens: int
+    stop_tokens: tuple[int, ...]
+    sampling: Sampling
+    kind: Literal["decode"] = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Forget a sequence, whatever it is doing. Unknown ones are ignored."""
+
+    n: int
+    request: str
+    kind: Literal["end"] = "end"
+
+
+Command = Begin | Prepare | Commit | Prefill | HandOff | Decode | End
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The command is done; `seconds` is how long it took where that is of interest."""
+
+    n: int
+    seconds: float = 0.0
+    kind: Literal["done"] = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """This rank's share is computed and its blocks are written. The rank with the last position chose the first token."""
+
+    n: int
+    token: Token | None
+    kind: Literal["prefilled"] = "prefilled"
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One token of a sequence; `last` ends the stream."""
+
+    n: int
+    token: Token
+    last: bool
+    kind: Literal["decoded"] = "decoded"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The command was not carried out and changed nothing."""
+
+    n: int
+    reason: str
+    kind: Literal["refused"] = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The rank ends."""
+
+    reason: str
+    kind: Literal["failed"] = "failed"
+
+
+Reply = Done | Prefilled | Decoded | Refused | Failed
+
+_message: TypeAdapter[Command | Reply] = TypeAdapter(Annotated[Command | Reply, Field(discriminator="kind")])
+
+
+def frame(message: Command | Reply) -> bytes:
+    """The message as it goes over the socket. ValueError above 64 MiB."""
+    body = _message.dump_json(message)
+    if len(body) > FRAME_BYTES_MAX:
+        raise ValueError(f"message: {len(body)} bytes; at most {FRAME_BYTES_MAX}")
+    return len(body).to_bytes(_LENGTH_BYTES, "little") + body
+
+
+def receive(sock: socket.socket) -> Command | Reply | None:
+    """The next message, on a rank. Blocks; None when the other side is gone."""
+    header = _exactly(sock, _LENGTH_BYTES)
+    body = None if header is None else _exactly(sock, int.from_bytes(header, "little"))
+    return None if body is None else _message.validate_json(body)
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes | None:
+    received = bytearray()
+    while len(received) < size:
+        part = sock.recv(size - len(received))
+        if not part:
+            return None
+        received += part
+    return bytes(received)
+
+
+async def read(reader: StreamReader) -> Command | Reply:
+    """The next message, in the frontend. asyncio.IncompleteReadError when the rank is gone."""
+    header = await reader.readexactly(_LENGTH_BYTES)
+    return _message.validate_json(await reader.readexactly(int.from_bytes(header, "little")))

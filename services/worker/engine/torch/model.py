@@ -1,0 +1,129 @@
+"""A dense decoder-only transformer: Llama family and Qwen3 (which normalises queries and keys per head).
+
+The model knows nothing of ranks, caches or batches. It maps tokens at given positions to hidden states and leaves
+attention to the caller, who alone knows where the keys and values of the other tokens are.
+
+Shapes: T tokens · E hidden · H query heads · G key/value heads · D head dim · V vocabulary.
+"""
+
+import math
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.nn.functional import linear, rms_norm, silu
+
+from services.worker.engine.protocol import EngineError
+from services.worker.engine.torch.model_config import Llama3Scaling, ModelConfig, Rope, weight_files
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Attend(Protocol):
+    """Attention of one layer for the tokens of this call, with their own keys and values and whatever came before."""
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
+        """Returns (T, H, D)."""
+
+
+class Layer:
+    """One decoder layer's weights, straight out of the mapped file."""
+
+    def __init__(self, config: ModelConfig, weights: dict[str, Tensor], index: int) -> None:
+        def take(name: str, *shape: int) -> Tensor:
+            return _take(config, weights, f"model.layers.{index}.{name}.weight", *shape)
+
+        hidden, head = config.hidden, config.head_dim
+        self.attention_norm_E = take("input_layernorm", hidden)
+        self.q = take("self_attn.q_proj", config.q_heads * head, hidden)
+        self.k = take("self_attn.k_proj", config.kv_heads * head, hidden)
+        self.v = take("self_attn.v_proj", config.kv_heads * head, hidden)
+        self.o = take("self_attn.o_proj", hidden, config.q_heads * head)
+        self.q_norm_D = take("self_attn.q_norm", head) if config.qk_norm else None
+        self.k_norm_D = take("self_attn.k_norm", head) if config.qk_norm else None
+        self.mlp_norm_E = take("post_attention_layernorm", hidden)
+        self.gate = take("mlp.gate_proj", config.intermediate, hidden)
+        self.up = take("mlp.up_proj", config.intermediate, hidden)
+        self.down = take("mlp.down_proj", hidden, config.intermediate)
+
+
+class Model:
+    """See the module docstring. Weights are read-only views of the mapped files, shared with every other process."""
+
+    def __init__(self, config: ModelConfig, weights: dict[str, Tensor], positions: int) -> None:
+        self.config = config
+        self.embedding_VE = _take(config, weights, "model.embed_tokens.weight", config.vocab, config.hidden)
+        self.layers = [Layer(config, weights, index) for index in range(config.layers)]
+        self.norm_E = _take(config, weights, "model.norm.weight", config.hidden)
+        self.head_VE = (
+            self.embedding_VE
+            if config.tied_embeddings
+            else _take(config, weights, "lm_head.weight", config.vocab, config.hidden)
+        )
+        self.cos_PD, self.sin_PD = rope_tables(config.rope, config.head_dim, positions, DTYPES[config.dtype])
+
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """Hidden states (T, E) after the last layer. `attend` is called once per layer, in order."""
+        config, eps = self.config, self.config.norm_eps
+        cos_T1D, sin_T1D = self.cos_PD[positions_T].unsqueeze(1), self.sin_PD[positions_T].unsqueeze(1)
+        x_TE = self.embedding_VE[tokens_T]
+        for index, layer in enumerate(self.layers):
+            normed_TE = rms_norm(x_TE, (config.hidden,), layer.attention_norm_E, eps)
+            q_THD = linear(normed_TE, layer.q).view(-1, config.q_heads, config.head_dim)
+            k_TGD = linear(normed_TE, layer.k).view(-1, config.kv_heads, config.head_dim)
+            v_TGD = linear(normed_TE, layer.v).view(-1, config.kv_heads, config.head_dim)
+            if layer.q_norm_D is not None:
+                q_THD = rms_norm(q_THD, (config.head_dim,), layer.q_norm_D, eps)
+                k_TGD = rms_norm(k_TGD, (config.head_dim,), layer.k_norm_D, eps)
+            q_THD, k_TGD = rotate(q_THD, cos_T1D, sin_T1D), rotate(k_TGD, cos_T1D, sin_T1D)
+            x_TE = x_TE + linear(attend(index, q_THD, k_TGD, v_TGD).flatten(1), layer.o)
+            normed_TE = rms_norm(x_TE, (config.hidden,), layer.mlp_norm_E, eps)
+            x_TE = x_TE + linear(silu(linear(normed_TE, layer.gate)) * linear(normed_TE, layer.up), layer.down)
+        return x_TE
+
+    def logits(self, hidden_E: Tensor) -> Tensor:
+        """(V,) float32 for one position's hidden state."""
+        return linear(
+            rms_norm(hidden_E, (self.config.hidden,), self.norm_E, self.config.norm_eps), self.head_VE
+        ).float()
+
+
+def load_model(model_dir: Path, config: ModelConfig, positions: int) -> Model:
+    """Map the weights and build the model for positions 0 … positions - 1. EngineError names what does not fit."""
+    weights: dict[str, Tensor] = {}
+    for path in weight_files(model_dir):
+        with safe_open(path, framework="pt") as file:
+            weights |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    return Model(config, weights, positions)
+
+
+def _take(config: ModelConfig, weights: dict[str, Tensor], name: str, *shape: int) -> Tensor:
+    tensor = weights.get(name)
+    if tensor is None or tuple(tensor.shape) != shape or tensor.dtype != DTYPES[config.dtype]:
+        found = "is missing" if tensor is None else f"is {tensor.dtype} {tuple(tensor.shape)}"
+        raise EngineError(f"weights: {name} {found}; config.json asks for {config.dtype} {shape}")
+    return tensor
+
+
+def rotate(x_TXD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
+    """Rotary embedding in the half-split form of the Hugging Face checkpoints."""
+    first, second = x_TXD.chunk(2, dim=-1)
+    return x_TXD * cos_T1D + torch.cat((-second, first), dim=-1) * sin_T1D
+
+
+def rope_tables(rope: Rope, head_dim: int, positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin, (positions, head_dim). Computed in float64: a float32 angle is off by 5e-4 at position 8192."""
+    frequencies = rope.theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    if rope.llama3 is not None:
+        frequencies = _llama3(frequencies, rope.llama3)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies).repeat(1, 2)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """Long wavelengths are divided by `factor`, short ones kept, those between blended (Llama 3.1 reference code)."""
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    return torch.lerp(frequencies / scaling.factor, frequencies, blend.clamp(0, 1))

@@ -1,0 +1,154 @@
+"""What a Hugging Face directory says about its model, checked against what the engine can run. Torch-free."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+from services.worker.engine.protocol import EngineError
+
+# architecture -> whether queries and keys are normalised per head (QK-norm)
+ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+
+REVISION_BYTES = 12
+SAMPLES, SAMPLE_BYTES = 64, 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding. The four llama3 fields stretch low frequencies (Llama 3.1); None leaves them as they are."""
+
+    theta: float
+    llama3: "Llama3Scaling | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a decoder-only dense model. `dtype` is that of the stored weights, and so of all computing."""
+
+    architecture: str
+    dtype: Literal["float32", "bfloat16"]
+    vocab: int
+    hidden: int
+    layers: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    positions_max: int
+    norm_eps: float
+    rope: Rope
+    qk_norm: bool
+    tied_embeddings: bool
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+
+
+def read_config(model_dir: Path) -> ModelConfig:
+    """The directory's model. EngineError names the file or field that is missing or unsupported."""
+    try:
+        config: dict[str, Any] = json.loads((model_dir / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise EngineError(f"model_dir {model_dir}: no readable config.json ({error})") from error
+    architecture = (config.get("architectures") or ["none"])[0]
+    if architecture not in ARCHITECTURES:
+        raise EngineError(f"architecture {architecture}: not supported; supported are {', '.join(ARCHITECTURES)}")
+    _refuse_variants(config)
+    try:
+        return _from_fields(architecture, config)
+    except KeyError as error:
+        raise EngineError(f"model_dir {model_dir}: config.json has no {error}") from error
+
+
+def _refuse_variants(config: Mapping[str, Any]) -> None:
+    """Options of the supported families that change the arithmetic in ways this engine does not follow."""
+    supported = {
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "use_sliding_window": (False,),
+        "quantization_config": (None,),
+    }
+    for key, values in supported.items():
+        value = config.get(key, values[0])
+        if value not in values:
+            raise EngineError(f"config.json: {key} = {value!r} is not supported; it must be {values[0]!r}")
+
+
+def _from_fields(architecture: str, config: Mapping[str, Any]) -> ModelConfig:
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    if dtype not in DTYPE_BYTES:
+        raise EngineError(f"config.json: dtype = {dtype!r} is not supported; it must be one of {list(DTYPE_BYTES)}")
+    q_heads = config["num_attention_heads"]
+    return ModelConfig(
+        architecture=architecture,
+        dtype=dtype,
+        vocab=config["vocab_size"],
+        hidden=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        q_heads=q_heads,
+        kv_heads=config.get("num_key_value_heads") or q_heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // q_heads,
+        intermediate=config["intermediate_size"],
+        positions_max=config["max_position_embeddings"],
+        norm_eps=config["rms_norm_eps"],
+        rope=_rope(config),
+        qk_norm=ARCHITECTURES[architecture],
+        tied_embeddings=config.get("tie_word_embeddings", False),
+    )
+
+
+def _rope(config: Mapping[str, Any]) -> Rope:
+    """Transformers 5 writes `rope_parameters`; older files have `rope_theta` and `rope_scaling`."""
+    fields = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = fields.get("rope_theta", config.get("rope_theta", 10_000.0))
+    kind = fields.get("rope_type", fields.get("type", "default"))
+    if kind == "default":
+        return Rope(theta, None)
+    if kind != "llama3":
+        raise EngineError(f"config.json: rope_type = {kind!r} is not supported; it must be 'default' or 'llama3'")
+    scaling = Llama3Scaling(**{name: fields[name] for name in Llama3Scaling.__dataclass_fields__})
+    return Rope(theta, scaling)
+
+
+def weight_files(model_dir: Path) -> tuple[Path, ...]:
+    """The safetensors files, in name order. EngineError if there are none."""
+    files = tuple(sorted(model_dir.glob("*.safetensors")))
+    if not files:
+        raise EngineError(f"model_dir {model_dir}: holds no .safetensors file")
+    return files
+
+
+def model_revision(model_dir: Path) -> str:
+    """A digest of configuration and weights. Of each weight file it reads the header and 64 pages spread evenly: enough to
+    tell two checkpoints apart, and the same few milliseconds for any size."""
+    digest = blake2b((model_dir / "config.json").read_bytes(), digest_size=REVISION_BYTES)
+    for path in weight_files(model_dir):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as file:
+            for sample in range(SAMPLES):
+                file.seek(size * sample // SAMPLES)
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def tokenizer_revision(model_dir: Path) -> str:
+    """A digest of tokenizer.json. EngineError if it is missing."""
+    try:
+        return blake2b((model_dir / "tokenizer.json").read_bytes(), digest_size=REVISION_BYTES).hexdigest()
+    except OSError as error:
+        raise EngineError(f"model_dir {model_dir}: no readable tokenizer.json ({error})") from error

@@ -1,0 +1,162 @@
+"""A rank process: the loop that carries out the frontend's commands. Forked from the zygote, it lives until its socket closes.
+
+Crash-only: what a rank did not expect, it reports and ends. Its peers' collectives may be half done then, so the frontend
+gives up the engine and starts another.
+"""
+
+import os
+import select
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn, assert_never
+
+import torch
+
+from services.worker.engine.torch.decode import DecodeRank
+from services.worker.engine.torch.groups import Groups
+from services.worker.engine.torch.kv_layout import KvLayout
+from services.worker.engine.torch.kv_memory import KvMemory, StaleSlot
+from services.worker.engine.torch.messages import (
+    Begin,
+    Command,
+    Commit,
+    Decode,
+    Done,
+    End,
+    Failed,
+    HandOff,
+    Prefill,
+    Prefilled,
+    Prepare,
+    Refused,
+    Reply,
+    frame,
+    receive,
+)
+from services.worker.engine.torch.model import Model, load_model
+from services.worker.engine.torch.model_config import read_config
+from services.worker.engine.torch.prefill import prefill
+from shared.model.lattice import Group
+
+
+def run_rank(control: socket.socket, pools: Sequence[int]) -> NoReturn:
+    """The whole life of a rank process. `pools` are the descriptors of all KV pools, in rank order."""
+    try:
+        with torch.inference_mode():
+            _serve(control, pools)
+        status = 0
+    except Exception as error:  # noqa: BLE001 - whatever it is, the frontend must hear of it before the process ends
+        traceback.print_exc()
+        control.sendall(frame(Failed(f"{type(error).__name__}: {error}")))
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: tearing down a process group waits for peers, which may be gone.
+    os._exit(status)
+
+
+def _serve(control: socket.socket, pools: Sequence[int]) -> None:
+    begin = _command(control)
+    if begin is None:
+        return
+    assert isinstance(begin, Begin), f"a rank's first command is Begin, not {begin.kind}"
+    config = read_config(Path(begin.model_dir))
+    model = load_model(Path(begin.model_dir), config, begin.context_tokens)
+    memory = KvMemory(KvLayout.of(config, begin.block_tokens, begin.blocks_per_rank), pools)
+    if begin.rank < begin.prefill_ranks:
+        prefill_rank = _PrefillRank(begin, model, memory)
+        control.sendall(frame(Done(begin.n)))
+        while (command := _command(control)) is not None:
+            control.sendall(frame(prefill_rank.handle(command)))
+    else:
+        decode_rank = DecodeRank(model, memory, begin.context_tokens)
+        control.sendall(frame(Done(begin.n)))
+        _serve_decode(control, decode_rank)
+
+
+def _command(control: socket.socket) -> Command | None:
+    message = receive(control)
+    assert not isinstance(message, Reply), f"the frontend sends commands, not {message}"
+    return message
+
+
+class _PrefillRank:
+    """One rank of the lattice: which epoch and group it serves."""
+
+    def __init__(self, begin: Begin, model: Model, memory: KvMemory) -> None:
+        self._rank, self._model, self._memory = begin.rank, model, memory
+        self._groups = Groups(begin.rank, begin.prefill_ranks, begin.store)
+        self._prepared: tuple[int, Group] | None = None
+        self._epoch, self._group = 0, Group(begin.rank, 1)
+
+    def handle(self, command: Command) -> Reply:
+        match command:
+            case Prepare():
+                return self._prepare(command)
+            case Commit():
+                return self._commit(command)
+            case Prefill():
+                return self._prefill(command)
+            case _:
+                raise TypeError(f"a prefill rank knows no {command.kind}")
+
+    def _prepare(self, command: Prepare) -> Reply:
+        group = Group(command.first_rank, command.degree)
+        start_s = time.perf_counter()
+        if not self._groups.agree(group, command.epoch):
+            return Refused(command.n, f"rank {self._rank}: {group} does not agree on epoch {command.epoch}")
+        self._prepared = (command.epoch, group)
+        return Done(command.n, time.perf_counter() - start_s)
+
+    def _commit(self, command: Commit) -> Reply:
+        if self._prepared is None or self._prepared[0] != command.epoch:
+            return Refused(command.n, f"rank {self._rank}: epoch {command.epoch} was not prepared")
+        self._epoch, self._group = self._prepared
+        return Done(command.n)
+
+    def _prefill(self, command: Prefill) -> Reply:
+        if command.epoch != self._epoch:
+            return Refused(command.n, f"rank {self._rank}: serves epoch {self._epoch}, not {command.epoch}")
+        token = prefill(command, self._group, self._rank, self._model, self._memory, self._groups)
+        return Prefilled(command.n, token)
+
+
+def _serve_decode(control: socket.socket, rank: DecodeRank) -> None:
+    """One decode step between looks at the socket; asleep on the socket when there is nothing to decode."""
+    while True:
+        if rank.idle or select.select([control], [], [], 0)[0]:
+            command = _command(control)
+            if command is None:
+                return
+            reply = _decode_command(command, rank)
+            if reply is not None:
+                control.sendall(frame(reply))
+        else:
+            control.sendall(frame(rank.step()))
+
+
+def _decode_command(command: Command, rank: DecodeRank) -> Reply | None:
+    match command:
+        case HandOff():
+            start_s = time.perf_counter()
+            try:
+                rank.hand_off(command)
+            except StaleSlot as error:
+                return Refused(
+                    command.n, f"request {command.request}: its KV was released before the hand-off: {error}"
+                )
+            return Done(command.n, time.perf_counter() - start_s)
+        case Decode():
+            rank.decode(command)
+            return None
+        case End():
+            rank.end(command.request)
+            return Done(command.n)
+        case Begin() | Prepare() | Commit() | Prefill():
+            raise TypeError(f"a decode rank knows no {command.kind}")
+        case _:
+            assert_never(command)

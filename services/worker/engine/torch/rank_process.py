@@ -1,0 +1,145 @@
+"""One rank as the frontend sees it: a process, the commands it has yet to answer, and how long it has been silent."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+
+from services.worker.engine.protocol import EngineDied, EngineError
+from services.worker.engine.torch.messages import Command, Decode, Decoded, End, Failed, Refused, Reply, frame, read
+from services.worker.engine.torch.zygote import Zygote
+
+TokenStream = asyncio.Queue[Decoded | EngineError]
+"""Ends with `last` or an error. Holds at most one request's new tokens, which the context length bounds."""
+
+
+class RankProcess:
+    """Made by `spawn`. When the process ends or says that it failed, `lost` is called once with the reason."""
+
+    def __init__(self, rank: int, pid: int, pidfd: int, lost: Callable[[str], None]) -> None:
+        self.rank, self.pid, self.pidfd = rank, pid, pidfd
+        self._lost = lost
+        self._answers: dict[int, asyncio.Future[Reply]] = {}
+        self._streams: dict[int, TokenStream] = {}
+        self._heard_s = 0.0
+        self._failed: str | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._listener: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def spawn(cls, zygote: Zygote, rank: int, pools: Sequence[int], lost: Callable[[str], None]) -> "RankProcess":
+        """Fork the process. Errors: EngineError if the zygote cannot."""
+        ours, theirs = socket.socketpair()
+        try:
+            pid, pidfd = await asyncio.to_thread(zygote.spawn, theirs, pools)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        process = cls(rank, pid, pidfd, lost)
+        reader, process._writer = await asyncio.open_unix_connection(sock=ours)
+        process._listener = asyncio.create_task(process._listen(reader))
+        process._listener.add_done_callback(process._stopped_listening)
+        return process
+
+    def ask(self, command: Command) -> asyncio.Future[Reply]:
+        """Send a command that has one answer. The future fails with EngineError on a refusal, EngineDied on a loss."""
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        if self._failed is not None:
+            answer.set_exception(EngineDied(self._failed))
+            return answer
+        self._answers[command.n] = answer
+        self._send(command)
+        return answer
+
+    def stream(self, command: Decode) -> TokenStream:
+        """Start a sequence's tokens. `end` it when they are no longer wanted."""
+        tokens = TokenStream()
+        if self._failed is not None:
+            tokens.put_nowait(EngineDied(self._failed))
+            return tokens
+        self._streams[command.n] = tokens
+        self._send(command)
+        return tokens
+
+    def end(self, command: End, stream: int | None) -> None:
+        """End a sequence and forget its stream, if it has one; what still comes of it is dropped."""
+        if stream is not None:
+            self._streams.pop(stream, None)
+        self._send(command)
+
+    def silent_s(self) -> float:
+        """For how long the rank has owed something and said nothing."""
+        owes = bool(self._answers or self._streams)
+        return asyncio.get_running_loop().time() - self._heard_s if owes else 0.0
+
+    def kill(self) -> None:
+        """SIGKILL; a process that is gone is left alone (a pidfd never means another process)."""
+        if self.pidfd >= 0:
+            try:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+
+    def fail(self, reason: str) -> None:
+        """Tell everybody who waits for this rank, or will, that the engine has died."""
+        self._failed = reason
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(EngineDied(reason))
+        for tokens in self._streams.values():
+            tokens.put_nowait(EngineDied(reason))
+        self._answers.clear()
+        self._streams.clear()
+
+    async def close(self) -> None:
+        """Stop listening and let go of the process, which must have been killed. Safe to repeat."""
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.gather(self._listener, return_exceptions=True)
+        if self._writer is not None:
+            self._writer.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    def _send(self, command: Command) -> None:
+        assert self._writer is not None, "a spawned rank has a writer"
+        if self._writer.is_closing():
+            return
+        if len(self._answers) + len(self._streams) == 1:
+            self._heard_s = asyncio.get_running_loop().time()
+        self._writer.write(frame(command))
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            self._handle(await read(reader))
+
+    def _stopped_listening(self, listener: asyncio.Task[None]) -> None:
+        """The process is gone, or it said something that it must not say; either way it is of no more use."""
+        if not listener.cancelled():
+            error = listener.exception()
+            gone = isinstance(error, asyncio.IncompleteReadError | ConnectionError)
+            self._lost(f"rank {self.rank} (pid {self.pid}) {'ended' if gone else f'sent nonsense: {error}'}")
+
+    def _handle(self, message: Command | Reply) -> None:
+        self._heard_s = asyncio.get_running_loop().time()
+        match message:
+            case Failed(reason=reason):
+                self._lost(f"rank {self.rank} (pid {self.pid}) failed: {reason}")
+            case Decoded(n=n, last=last):
+                if n in self._streams:
+                    self._streams[n].put_nowait(message)
+                if last:
+                    self._streams.pop(n, None)
+            case _:
+                assert isinstance(message, Reply), f"a rank replies; it does not send {message.kind}"
+                answer = self._answers.pop(message.n, None)
+                if answer is None or answer.done():
+                    return  # the asker has stopped waiting
+                if isinstance(message, Refused):
+                    answer.set_exception(EngineError(message.reason))
+                else:
+                    answer.set_result(message)

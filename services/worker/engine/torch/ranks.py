@@ -1,0 +1,125 @@
+"""All rank processes of an engine: their common start, watch and end."""
+
+import asyncio
+import os
+import select
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from services.worker.engine.protocol import EngineError
+from services.worker.engine.torch.kv_layout import KvLayout
+from services.worker.engine.torch.messages import Begin
+from services.worker.engine.torch.rank_process import RankProcess
+from services.worker.engine.torch.settings import TorchSettings
+from services.worker.engine.torch.zygote import Zygote
+
+WATCH_S = 0.1
+GONE_LIMIT_S = 10.0
+
+
+class Ranks:
+    """Prefill ranks first, then decode ranks. They live and die together: groups with a dead rank cannot be repaired."""
+
+    def __init__(
+        self,
+        settings: TorchSettings,
+        layout: KvLayout,
+        context_tokens: int,
+        numbers: Iterator[int],
+        on_loss: Callable[[str], None],
+    ) -> None:
+        """`on_loss` is called once, with the reason, when the ranks have been given up."""
+        self._settings, self._layout, self._context_tokens, self._numbers = settings, layout, context_tokens, numbers
+        self._on_loss = on_loss
+        self._processes: list[RankProcess] = []
+        self._watch: asyncio.Task[None] | None = None
+        self.lost: str | None = None
+        """Why the ranks are gone; None while they are well."""
+
+    @property
+    def prefill(self) -> Sequence[RankProcess]:
+        return self._processes[: self._settings.prefill_ranks]
+
+    @property
+    def decode(self) -> Sequence[RankProcess]:
+        return self._processes[self._settings.prefill_ranks :]
+
+    async def start(self, zygote: Zygote) -> None:
+        """Fork every rank and wait until all are ready. EngineError says why not; `close` is still to be called then."""
+        meeting = Path(tempfile.mkdtemp(prefix="vertumnus-ranks-"))
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                await self._spawn(zygote)
+                await asyncio.gather(*(rank.ask(self._begin(rank, meeting)) for rank in self._processes))
+        except TimeoutError as error:
+            raise EngineError(f"ranks: not ready after {self._settings.start_timeout_s:g} s") from error
+        finally:
+            # The groups exist and are connected by now; nobody meets here again.
+            shutil.rmtree(meeting, ignore_errors=True)
+        self._watch = asyncio.create_task(self._watch_silence())
+
+    async def _spawn(self, zygote: Zygote) -> None:
+        """The pools are anonymous shared files: they need no mount and go with the last process that maps them."""
+        pools = [os.memfd_create(f"vertumnus-kv-{rank}") for rank in range(self._settings.prefill_ranks)]
+        try:
+            for pool in pools:
+                os.ftruncate(pool, self._layout.file_bytes)
+            for rank in range(self._settings.prefill_ranks + self._settings.decode_ranks):
+                self._processes.append(await RankProcess.spawn(zygote, rank, pools, self.lose))
+        finally:
+            for pool in pools:
+                os.close(pool)
+
+    def _begin(self, rank: RankProcess, meeting: Path) -> Begin:
+        return Begin(
+            n=next(self._numbers),
+            rank=rank.rank,
+            prefill_ranks=self._settings.prefill_ranks,
+            model_dir=str(self._settings.model_dir),
+            block_tokens=self._settings.block_tokens,
+            blocks_per_rank=self._settings.blocks_per_rank,
+            context_tokens=self._context_tokens,
+            store=str(meeting / "store"),
+        )
+
+    def lose(self, reason: str) -> None:
+        """End every rank and tell everybody who waits. The first reason counts."""
+        if self.lost is not None:
+            return
+        self.lost = reason
+        for rank in self._processes:
+            rank.kill()
+        for rank in self._processes:
+            rank.fail(reason)
+        self._on_loss(reason)
+
+    async def close(self) -> None:
+        """Returns when no rank process is left. Safe to repeat."""
+        self.lose("closed")
+        if self._watch is not None:
+            self._watch.cancel()
+        processes, self._processes = self._processes, []
+        for rank in processes:
+            rank.kill()  # those, too, that came up after the loss
+        await asyncio.to_thread(_wait_gone, [rank.pidfd for rank in processes])
+        for rank in processes:
+            await rank.close()
+
+    async def _watch_silence(self) -> None:
+        limit_s = self._settings.step_timeout_s
+        while self.lost is None:
+            await asyncio.sleep(WATCH_S)
+            for rank in self._processes:
+                if rank.silent_s() > limit_s:
+                    self.lose(f"rank {rank.rank} (pid {rank.pid}) hangs: no answer for {limit_s:g} s")
+
+
+def _wait_gone(pidfds: Sequence[int]) -> None:
+    """Wait until the killed processes have ended: a pidfd becomes readable then."""
+    for pidfd in pidfds:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        ended = poll.poll(GONE_LIMIT_S * 1000)
+        assert ended, f"a killed process is gone within {GONE_LIMIT_S} s"

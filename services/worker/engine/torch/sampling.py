@@ -1,0 +1,44 @@
+"""The choice of a token: a function of (logits, sampling, position) and nothing else, so any rank at any time chooses alike."""
+
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from services.worker.engine.protocol import Sampling, Token
+
+
+def choose(logits_V: Tensor, sampling: Sampling, position: int) -> Token:
+    """The token at `position`. Ties go to the lower id.
+
+    Probabilities are float64: sums over a large vocabulary must not depend on how they are grouped. Log-probabilities are
+    those of the model, before temperature and top-p, as the OpenAI API reports them.
+    """
+    logits_V = logits_V.double()
+    token = _greedy(logits_V) if sampling.temperature == 0 else _sampled(logits_V, sampling, position)
+    if sampling.logprobs == 0:
+        return Token(token)
+    logprobs_V = torch.log_softmax(logits_V, dim=0)
+    ranked = torch.sort(logprobs_V, descending=True, stable=True).indices[: sampling.logprobs + 1].tolist()
+    others = [other for other in ranked if other != token][: sampling.logprobs]
+    return Token(token, tuple((chosen, logprobs_V[chosen].item()) for chosen in (token, *others)))
+
+
+def _greedy(logits_V: Tensor) -> int:
+    return int((logits_V == logits_V.max()).nonzero()[0].item())
+
+
+def _sampled(logits_V: Tensor, sampling: Sampling, position: int) -> int:
+    """Inverse of the cumulated probabilities of the smallest set of likely tokens that reaches `top_p`."""
+    probabilities_V = torch.softmax(logits_V / sampling.temperature, dim=0)
+    sorted_V, tokens_V = torch.sort(probabilities_V, descending=True, stable=True)
+    cumulated_V = sorted_V.cumsum(0)
+    kept = int((cumulated_V - sorted_V < sampling.top_p).sum().item())
+    point = uniform(sampling.seed, position) * cumulated_V[kept - 1]
+    return int(tokens_V[min(int(torch.searchsorted(cumulated_V, point, right=True)), kept - 1)].item())
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) with 53 random bits, the same on every machine."""
+    digest = blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) / 2**53

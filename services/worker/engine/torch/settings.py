@@ -1,0 +1,52 @@
+"""How a torch engine is set up, and the environment its processes run in."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.model.blocks import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN
+from shared.model.lattice import RANKS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSettings:
+    """Everything is bounded here: KV memory is prefill_ranks × blocks_per_rank blocks, decode memory is decode_ranks ×
+    sequences_per_decode_rank contexts of context_tokens_max tokens (committed as they are used).
+
+    ValueError names the field and its limits.
+    """
+
+    model_dir: Path
+    prefill_ranks: int = 8
+    decode_ranks: int = 1
+    block_tokens: int = 64
+    blocks_per_rank: int = 128
+    context_tokens_max: int = 8192
+    """Prompt and new tokens of one request together; the model's own limit applies as well."""
+    sequences_per_decode_rank: int = 8
+    """Hand-offs beyond this wait until a sequence ends."""
+    step_timeout_s: float = 120.0
+    """A rank that owes an answer and says nothing for this long counts as hung."""
+    start_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        limits = {
+            "prefill_ranks": (1, RANKS_MAX),
+            "decode_ranks": (1, RANKS_MAX),
+            "block_tokens": (BLOCK_TOKENS_MIN, BLOCK_TOKENS_MAX),
+            "blocks_per_rank": (1, 1 << 24),
+            "context_tokens_max": (2, 1 << 20),
+            "sequences_per_decode_rank": (1, 1024),
+            "step_timeout_s": (0.1, 3600),
+            "start_timeout_s": (1, 3600),
+        }
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"{name}: {value} is outside [{low}, {high}]")
+
+
+def rank_environment() -> dict[str, str]:
+    """The parent's environment, with one thread per rank (ranks are the parallelism) and gloo on the loopback interface
+    (a node's ranks share a machine, and its host name may resolve to an address that is not its own)."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
