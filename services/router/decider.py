@@ -1,0 +1,189 @@
+"""A router's decisions as pure functions: what becomes of a request, given what this router has folded.
+
+State is the log folded to `seen_seq` plus the router's own events, which it folds when it records them; `loads.py` says why
+the order between those two does not matter. A request's events, in order:
+
+    request-received → request-rejected
+    request-received → request-assigned(1) → [request-redirected(n) → request-assigned(n + 1)]… → one end
+
+Every function here is pure and safe to repeat: what was decided already, or concerns a request that has ended, gives [].
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from services.router import loads as loads_model
+from services.router.loads import Loads
+from services.router.placement import Placement, Question, choose, eligible
+from shared.contracts.envelope import EventData, Stored
+from shared.contracts.events import (
+    CalibrationUpdated,
+    Exclusion,
+    RedirectReason,
+    RequestAssigned,
+    RequestCancelled,
+    RequestCompleted,
+    RequestFailed,
+    RequestReceived,
+    RequestRedirected,
+    RequestRejected,
+)
+from shared.contracts.ids import BlockId, NodeId, RequestId, TenantId, WorkerId, decode_worker_id, node_of
+from shared.model import holders as holders_model
+from shared.model import parameters as parameters_model
+from shared.model import pool as pool_model
+from shared.model.cost import Coefficients
+from shared.model.holders import Holders
+from shared.model.parameters import Parameters
+from shared.model.pool import Pool
+
+RETRY_AFTER_S = 5
+"""What a client that found no worker is told to wait: about the length of a restart or a switch."""
+
+
+@dataclass(slots=True)
+class State:
+    """Everything a decision reads. `coefficients` begin as configured and follow `calibration-updated`."""
+
+    coefficients: Coefficients
+    pool: Pool = field(default_factory=Pool)
+    holders: Holders = field(default_factory=Holders)
+    parameters: Parameters = field(default_factory=Parameters)
+    loads: Loads = field(default_factory=Loads)
+
+
+class Arrival(NamedTuple):
+    """A request that passed every check. `chain` holds the ids of the prompt's whole blocks."""
+
+    request: RequestId
+    tenant: TenantId
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    slo_us: int
+    stream: bool
+    chain: tuple[BlockId, ...]
+
+
+class Moment(NamedTuple):
+    """When a decision is made: the wall clock and the log position folded."""
+
+    now_ns: int
+    seen_seq: int
+
+
+def initial(coefficients: Coefficients) -> State:
+    """Before the first event."""
+    return State(coefficients)
+
+
+def evolve(state: State, stored: Stored) -> None:
+    """Fold one event."""
+    pool_model.evolve(state.pool, stored)
+    holders_model.evolve(state.holders, stored)
+    loads_model.evolve(state.loads, stored)
+    state.parameters = parameters_model.evolve(state.parameters, stored)
+    if isinstance(stored.data, CalibrationUpdated):
+        state.coefficients = Coefficients.model_validate(stored.data.coefficients)
+
+
+def receive(state: State, arrival: Arrival, moment: Moment) -> list[EventData]:
+    """`request-received`, and where the request goes or why it goes nowhere."""
+    if arrival.request in state.loads.open:
+        return []
+    received = RequestReceived(
+        request=arrival.request,
+        tenant=arrival.tenant,
+        model=arrival.model,
+        prompt_tokens=arrival.prompt_tokens,
+        max_tokens=arrival.max_tokens,
+        slo_us=arrival.slo_us,
+        stream=arrival.stream,
+        block_ids=b"".join(arrival.chain),
+        seen_seq=moment.seen_seq,
+    )
+    question = Question(arrival.prompt_tokens, arrival.chain, moment.now_ns)
+    placement, excluded = _place(state, question)
+    if placement is None:
+        fits_nowhere = bool(excluded) and excluded.keys() <= {"too-long", "full"}
+        reason, wait_s = ("too-long", None) if fits_nowhere else ("no-worker", RETRY_AFTER_S)
+        return [received, RequestRejected(request=arrival.request, reason=reason, retry_after_s=wait_s)]
+    return [received, _assigned(state, arrival.request, 1, question, (placement, excluded), moment)]
+
+
+def redirect(state: State, request: RequestId, attempt: int, reason: RedirectReason) -> list[EventData]:
+    """Attempt `attempt` goes no further: free what it reserved. `assign_again` says where to next, unless the request
+    has failed by having no attempt left."""
+    opened = state.loads.open.get(request)
+    if opened is None or opened.attempt != attempt or opened.worker is None:
+        return []
+    redirected = RequestRedirected(request=request, attempt=attempt, worker=opened.worker, reason=reason)
+    if attempt < state.parameters.attempts_max:
+        return [redirected]
+    return [redirected, RequestFailed(request=request, reason="attempts-exhausted")]
+
+
+def assign_again(state: State, request: RequestId, generated_tokens: int, moment: Moment) -> list[EventData]:
+    """The next assignment of a redirected request, whose prompt now ends with what was generated; [] without a worker."""
+    opened = state.loads.open.get(request)
+    if opened is None or opened.worker is not None:
+        return []
+    question = Question(
+        opened.prompt_tokens + generated_tokens, state.holders.chains[request], moment.now_ns, opened.refused_by
+    )
+    placement, excluded = _place(state, question)
+    if placement is None:
+        return []
+    return [_assigned(state, request, opened.attempt + 1, question, (placement, excluded), moment)]
+
+
+def end(state: State, fact: RequestCompleted | RequestFailed | RequestCancelled) -> list[EventData]:
+    """The request's one end."""
+    return [fact] if fact.request in state.loads.open else []
+
+
+def _place(state: State, question: Question) -> tuple[Placement | None, Counter[Exclusion]]:
+    candidates, excluded = eligible(state.pool, state.holders, state.loads, question)
+    return choose(candidates, question.prompt_tokens, state.coefficients, state.parameters), excluded
+
+
+def _assigned(
+    state: State,
+    request: RequestId,
+    attempt: int,
+    question: Question,
+    placed: tuple[Placement, Counter[Exclusion]],
+    moment: Moment,
+) -> RequestAssigned:
+    placement, excluded = placed
+    winner = placement.winner
+    return RequestAssigned(
+        request=request,
+        attempt=attempt,
+        worker=winner.worker,
+        degree=winner.degree,
+        decode_worker=_decode_worker(state, node_of(winner.worker)),
+        policy=placement.policy,
+        uncached_tokens=question.prompt_tokens - winner.cached_tokens,
+        cached_tokens=winner.cached_tokens,
+        service_us=winner.service_us,
+        queue_us=winner.queue_us,
+        beta=placement.beta,
+        lam=placement.lam,
+        preferred_degree=placement.preferred_degree,
+        candidates=placement.candidates,
+        excluded=dict(excluded),
+        price_digest=placement.price_digest,
+        parameters_version=state.parameters.version,
+        coefficients_version=state.coefficients.version,
+        seen_seq=moment.seen_seq,
+        now_ns=moment.now_ns,
+    )
+
+
+def _decode_worker(state: State, node: NodeId) -> WorkerId | None:
+    """The decode rank with the fewest reserved output tokens on the prefill's node (KV moves within a node), the lowest
+    of equals; None if none lives there."""
+    ranks = [decode_worker_id(each, rank) for each, rank in state.pool.decode_workers() if each == node]
+    return min(ranks, key=lambda rank: (state.loads.output_tokens.get(rank, 0), rank), default=None)

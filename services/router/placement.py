@@ -1,0 +1,231 @@
+"""The placement rule (paper, section 4.2): which worker serves a request, in whole microseconds.
+
+    J_w = q_w + β·s_w + λ·(C_w·s_w - C_min·E_{C_min}(R_w, P_w))        s_w = E_{C_w}(R_w, P_w)
+
+q_w is the work reserved at w, P_w the longest prefix w can reuse, R_w the rest of the prompt, C_min the smallest degree among
+the eligible workers: λ prices extra GPU-seconds and is zero at C_min. The least J wins; ties go to the lower q, then to the
+lower worker id. A prefix miss excludes nobody. Under the freeze switch (`least-work`) the price is q alone, ties by s.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from heapq import nsmallest
+from typing import NamedTuple
+
+from services.router.loads import Loads
+from shared.contracts.events import Exclusion, NodeRegistered, PricedCandidate, Trust
+from shared.contracts.ids import BlockId, WorkerId
+from shared.model.blocks import reusable_tokens
+from shared.model.cost import Coefficients
+from shared.model.holders import Holders
+from shared.model.parameters import Parameters
+from shared.model.pool import Node, Pool, Worker
+
+RUNNERS_UP = 4
+"""Recorded candidates beyond the winner and the best of each degree."""
+
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be placed. `refused_by` had the request before: they are asked again only when nobody else is left."""
+
+    prompt_tokens: int
+    chain: Sequence[BlockId]
+    now_ns: int
+    refused_by: Collection[WorkerId] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One eligible worker, before it has a price."""
+
+    worker: WorkerId
+    degree: int
+    cached_tokens: int
+    queue_us: int
+    trust: Trust
+
+
+class Placement(NamedTuple):
+    """The outcome. `candidates` holds the winner first, then the best of every other degree, then the next four."""
+
+    policy: str
+    candidates: tuple[PricedCandidate, ...]
+    preferred_degree: int
+    price_digest: str
+    beta: float
+    lam: float
+
+    @property
+    def winner(self) -> PricedCandidate:
+        return self.candidates[0]
+
+
+class _Price(NamedTuple):
+    """Sorts as candidates are preferred."""
+
+    price_us: int
+    tie_us: int
+    worker: WorkerId
+    service_us: int
+    occupancy_us: int
+    of: Candidate
+
+
+def serving(pool: Pool) -> NodeRegistered | None:
+    """What the pool serves: the registration of its first living node. A node that serves something else gets no work."""
+    alive = [node for node in pool.nodes.values() if node.alive and node.spec is not None]
+    return min(alive, key=lambda node: node.id).spec if alive else None
+
+
+def eligible(
+    pool: Pool, holders: Holders, loads: Loads, question: Question
+) -> tuple[list[Candidate], Counter[Exclusion]]:
+    """The workers that may take the request, and how many may not, by reason."""
+    excluded: Counter[Exclusion] = Counter()
+    spec = serving(pool)
+    able: list[tuple[Worker, int]] = []
+    for node in pool.nodes.values():
+        if (reason := _node_excluded(node, spec, question)) is not None:
+            excluded[reason] += len(node.workers)
+            continue
+        for worker in node.workers:
+            queue_us, hung = load.at(question.now_ns) if (load := loads.of_worker.get(worker.id)) else (0, False)
+            if (reason := "hung" if hung else _worker_excluded(node, worker, question)) is None:
+                able.append((worker, queue_us))
+            else:
+                excluded[reason] += 1
+    fresh = [each for each in able if each[0].id not in question.refused_by]
+    if fresh and len(fresh) < len(able):
+        excluded["refused"] = len(able) - len(fresh)
+    holding = holders.of_block.get(question.chain[0], ()) if question.chain else ()
+    return [
+        Candidate(
+            worker.id,
+            worker.degree,
+            _cached_tokens(holders, worker.id, spec, question) if spec and worker.id in holding else 0,
+            queue_us,
+            holders.trust(worker.id),
+        )
+        for worker, queue_us in fresh or able
+    ], +excluded
+
+
+def choose(
+    candidates: Iterable[Candidate], prompt_tokens: int, coefficients: Coefficients, parameters: Parameters
+) -> Placement | None:
+    """The placement, or None without a candidate."""
+    candidates = list(candidates)
+    if not candidates:
+        return None
+    least_work = parameters.frozen or parameters.placement_policy == "least-work"
+    smallest = min(each.degree for each in candidates)
+    seconds = _Service(coefficients, prompt_tokens)
+    prices, preferred = [], []
+    for each in candidates:
+        service_us = seconds.of(each.degree, each.cached_tokens)
+        extra_us = each.degree * service_us - smallest * seconds.of(smallest, each.cached_tokens)
+        occupancy_us = round(parameters.lam * extra_us)
+        own_us = round(parameters.beta * service_us) + occupancy_us
+        preferred.append((own_us, each.degree))
+        if least_work:
+            prices.append(_Price(each.queue_us, service_us, each.worker, service_us, 0, each))
+        else:
+            price_us = each.queue_us + own_us
+            prices.append(_Price(price_us, each.queue_us, each.worker, service_us, occupancy_us, each))
+    return Placement(
+        "least-work" if least_work else parameters.placement_policy,
+        tuple(_priced(each) for each in _reported(prices)),
+        min(preferred)[1],
+        _digest(prices),
+        0.0 if least_work else parameters.beta,
+        0.0 if least_work else parameters.lam,
+    )
+
+
+class _Service:
+    """E_C(R, P) of one prompt. Most workers share a degree and hold nothing, so most of the answers repeat."""
+
+    def __init__(self, coefficients: Coefficients, prompt_tokens: int) -> None:
+        self._coefficients = coefficients
+        self._prompt_tokens = prompt_tokens
+        self._known: dict[tuple[int, int], int] = {}
+
+    def of(self, degree: int, cached_tokens: int) -> int:
+        """Microseconds, at least 1: a reservation of nothing could not be told from none."""
+        known = self._known.get((degree, cached_tokens))
+        if known is None:
+            uncached_tokens = self._prompt_tokens - cached_tokens
+            known = max(1, self._coefficients.prefill_us(degree, uncached_tokens, cached_tokens))
+            self._known[degree, cached_tokens] = known
+        return known
+
+
+def _node_excluded(node: Node, spec: NodeRegistered | None, question: Question) -> Exclusion | None:
+    """Why no worker of this node can take the request."""
+    if not node.alive or node.spec is None or spec is None or not _serves_the_same(node.spec, spec):
+        return "not-schedulable"
+    if node.cordoned:
+        return "cordoned"
+    return "too-long" if question.prompt_tokens > node.spec.prompt_tokens_max else None
+
+
+def _worker_excluded(node: Node, worker: Worker, question: Question) -> Exclusion | None:
+    """Why this worker of an able node cannot take the request."""
+    if worker.id in node.draining:
+        return "draining"
+    if not node.has_adopted(worker):
+        return "stale-epoch"
+    assert node.spec is not None, "an able node is registered"
+    blocks = -(-question.prompt_tokens // node.spec.block_tokens)
+    ranks = worker.degree if node.spec.kv_layout == "cyclic" else 1
+    return "full" if blocks > node.spec.blocks_per_rank * ranks else None
+
+
+def _serves_the_same(one: NodeRegistered, other: NodeRegistered) -> bool:
+    return one is other or (
+        (one.model, one.model_revision, one.tokenizer_revision, one.block_tokens)
+        == (other.model, other.model_revision, other.tokenizer_revision, other.block_tokens)
+    )
+
+
+def _cached_tokens(holders: Holders, worker: WorkerId, spec: NodeRegistered, question: Question) -> int:
+    """P at one worker: whole blocks, and at least one token is always computed."""
+    return reusable_tokens(holders.matched_blocks(worker, question.chain), spec.block_tokens, question.prompt_tokens)
+
+
+def _reported(prices: list[_Price]) -> list[_Price]:
+    """The winner, the best of every other degree, the next four."""
+    best: dict[int, _Price] = {}
+    for each in prices:
+        if each.of.degree not in best or each < best[each.of.degree]:
+            best[each.of.degree] = each
+    leaders = sorted(best.values())
+    named = {each.worker for each in leaders}
+    others = (each for each in prices if each.worker not in named)
+    return leaders + nsmallest(RUNNERS_UP, others)
+
+
+def _priced(price: _Price) -> PricedCandidate:
+    return PricedCandidate(
+        worker=price.worker,
+        degree=price.of.degree,
+        cached_tokens=price.of.cached_tokens,
+        queue_us=price.of.queue_us,
+        service_us=price.service_us,
+        occupancy_us=price.occupancy_us,
+        price_us=price.price_us,
+        trust=price.of.trust,
+    )
+
+
+def _digest(prices: list[_Price]) -> str:
+    """Covers every price, also those that are not recorded one by one."""
+    lines = "\n".join(
+        f"{worker} {price_us}" for worker, price_us in sorted((each.worker, each.price_us) for each in prices)
+    )
+    return blake2b(lines.encode(), digest_size=DIGEST_BYTES).hexdigest()

@@ -1,0 +1,326 @@
+"""The placement rule against sums done by hand. `ROUND`: 1,000 uncached tokens take 1 s + 4 s / C, cached ones 0.1 s."""
+
+from hashlib import blake2b
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from router_world import ME, NOW_NS, ROUND, SECOND_NS, Log, arrival, blocks, pool_of, prefilled, registered, started
+
+from services.router.decider import Moment, receive
+from services.router.placement import Candidate, Placement, Question, choose, eligible
+from shared.contracts.events import (
+    BlocksStored,
+    Cordoned,
+    DrainStarted,
+    NodeLost,
+    RequestAssigned,
+    RequestReceived,
+    RequestRejected,
+)
+from shared.contracts.ids import NodeId, RequestId, WorkerId
+from shared.model.cost import Coefficients
+from shared.model.parameters import Parameters
+
+PAPER = Parameters()
+CP1, CP2, CP4, CP8 = (WorkerId(f"n{i}/1/0") for i in range(4))
+
+
+def candidate(worker: str, degree: int, cached: int = 0, queue_s: float = 0.0) -> Candidate:
+    return Candidate(WorkerId(worker), degree, cached, round(queue_s * 1e6), "exact")
+
+
+def place(*candidates: Candidate, tokens: int = 1_000, parameters: Parameters = PAPER) -> Placement:
+    placement = choose(candidates, tokens, ROUND, parameters)
+    assert placement is not None
+    return placement
+
+
+def ask(tokens: int = 1_000, *, now_ns: int = NOW_NS, refused_by: tuple[str, ...] = ()) -> Question:
+    return Question(tokens, blocks(tokens // 100), now_ns, tuple(map(WorkerId, refused_by)))
+
+
+def assign(log: Log, request: str, tokens: int = 1_000, now_ns: int = NOW_NS) -> RequestAssigned:
+    facts = receive(log.state, arrival(request, tokens), Moment(now_ns, log.seq))
+    log.fold(*facts, source=ME)
+    assert isinstance(facts[-1], RequestAssigned)
+    return facts[-1]
+
+
+class TestPrice:
+    def test_parts_on_an_idle_pool(self) -> None:
+        placement = place(candidate("a", 1), candidate("b", 2), candidate("c", 4), candidate("d", 8))
+        # s = 5, 3, 2, 1.5 s; λ prices C·s - 5 = 0, 1, 3, 7 s.
+        parts = {p.degree: (p.service_us, p.occupancy_us, p.price_us) for p in placement.candidates}
+        assert parts == {
+            1: (5_000_000, 0, 15_000_000),
+            2: (3_000_000, 100_000, 9_100_000),
+            4: (2_000_000, 300_000, 6_300_000),
+            8: (1_500_000, 700_000, 5_200_000),
+        }
+        assert placement.winner.worker == "d"
+        assert placement.preferred_degree == 8
+
+    def test_lambda_is_zero_at_the_smallest_eligible_degree_whichever_it_is(self) -> None:
+        placement = place(candidate("b", 2, cached=500), candidate("c", 4))
+        smallest = next(p for p in placement.candidates if p.degree == 2)
+        assert smallest.occupancy_us == 0
+        # The baseline of c: C_min = 2 with c's own R and P, so 4·2 s - 2·3 s = 2 s.
+        assert next(p for p in placement.candidates if p.degree == 4).occupancy_us == 200_000
+
+    def test_a_high_lambda_keeps_a_request_off_large_workers(self) -> None:
+        everybody = (candidate("a", 1), candidate("d", 8))
+        # 15 s against 4.5 + 7λ: even at λ = 1.5, where the lower id wins.
+        assert place(*everybody, parameters=Parameters(lam=1.49)).winner.worker == "d"
+        assert place(*everybody, parameters=Parameters(lam=1.5)).winner.worker == "a"
+
+    def test_cached_tokens_lower_the_price(self) -> None:
+        placement = place(candidate("a", 4), candidate("b", 4, cached=900))
+        # R = 100, P = 900: 0.1 + 0.09 + 0.4 / 4 = 0.29 s.
+        assert (placement.winner.worker, placement.winner.service_us) == ("b", 290_000)
+
+    def test_a_queue_is_weighed_against_beta_times_the_service(self) -> None:
+        # b: 3·0.29 + q against 6.0: it wins until q reaches 5.13 s.
+        assert place(candidate("a", 4), candidate("b", 4, cached=900, queue_s=5.1)).winner.worker == "b"
+        assert place(candidate("a", 4), candidate("b", 4, cached=900, queue_s=5.2)).winner.worker == "a"
+
+    def test_preferred_degree_ignores_queues(self) -> None:
+        placement = place(candidate("a", 1), candidate("d", 8, queue_s=100))
+        assert (placement.winner.degree, placement.preferred_degree) == (1, 8)
+
+    def test_equal_prices_go_to_the_lower_queue(self) -> None:
+        # β = 3: 0.87 s + 5.13 s of queue against 6 s of service and none.
+        placement = place(candidate("a", 4, cached=900, queue_s=5.13), candidate("b", 4))
+        assert placement.candidates[0].price_us == placement.candidates[1].price_us
+        assert placement.winner.worker == "b"
+
+    def test_equal_queues_go_to_the_lower_id(self) -> None:
+        assert place(candidate("n1/1/0", 4), candidate("n0/1/4", 4), candidate("n0/1/8", 4)).winner.worker == "n0/1/4"
+
+    def test_least_work_is_the_least_queue(self) -> None:
+        placement = place(
+            candidate("a", 1, queue_s=1.0), candidate("d", 8, queue_s=1.1), parameters=Parameters(frozen=True)
+        )
+        assert (placement.winner.worker, placement.policy) == ("a", "least-work")
+        assert placement.winner.price_us == placement.winner.queue_us
+        assert (placement.beta, placement.lam, placement.preferred_degree) == (0, 0, 8)
+
+    def test_least_work_on_an_idle_pool_takes_the_fastest(self) -> None:
+        policy = Parameters(placement_policy="least-work")
+        assert place(candidate("a", 1), candidate("d", 8), parameters=policy).winner.worker == "d"
+
+    def test_nobody_is_no_placement(self) -> None:
+        assert choose([], 1_000, ROUND, PAPER) is None
+
+
+class TestRecord:
+    def test_winner_then_best_of_each_degree_then_the_next_four(self) -> None:
+        small = [candidate(f"s{i}", 1, queue_s=i) for i in range(8)]
+        large = [candidate(f"l{i}", 4, queue_s=i) for i in range(8)]
+        placement = place(*small, *large)
+        assert [p.worker for p in placement.candidates] == ["l0", "s0", "l1", "l2", "l3", "l4"]
+
+    def test_digest_covers_every_price_in_id_order(self) -> None:
+        placement = place(candidate("b", 2), candidate("a", 1))
+        expected = blake2b(b"a 15000000\nb 9100000", digest_size=16).hexdigest()
+        assert placement.price_digest == expected
+
+    @given(st.permutations([candidate(f"w{i}", 2 ** (i % 4), queue_s=i % 3) for i in range(12)]))
+    def test_the_order_of_candidates_is_of_no_account(self, shuffled: list[Candidate]) -> None:
+        assert place(*shuffled) == place(*sorted(shuffled, key=lambda each: each.worker))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(0, 9), st.integers(0, 10**7)), min_size=1, max_size=20
+    ),
+    st.floats(1, 10),
+    st.floats(0, 2),
+)
+def test_the_winner_is_the_argmin_of_the_formula(workers: list[tuple[int, int, int]], beta: float, lam: float) -> None:
+    coefficients = Coefficients(version="x", d=0.03, a=4.468e-05, b=2e-06, c=5.2e-05, alpha=6.1e-09)
+    candidates = [Candidate(WorkerId(f"{i:02}"), C, 100 * p, q, "exact") for i, (C, p, q) in enumerate(workers)]
+    placement = choose(candidates, 1_000, coefficients, Parameters(beta=beta, lam=lam))
+    assert placement is not None
+    smallest = min(C for C, _, _ in workers)
+
+    def price(each: Candidate) -> tuple[int, int, str]:
+        R, P = 1_000 - each.cached_tokens, each.cached_tokens
+        service = coefficients.prefill_us(each.degree, R, P)
+        extra = each.degree * service - smallest * coefficients.prefill_us(smallest, R, P)
+        return each.queue_us + round(beta * service) + round(lam * extra), each.queue_us, each.worker
+
+    best = min(candidates, key=price)
+    assert placement.winner.worker == best.worker
+    assert all(each.occupancy_us >= 0 for each in placement.candidates)
+
+
+class TestEligible:
+    def test_a_prefix_miss_excludes_nobody(self) -> None:
+        log = Log()
+        log.fold(*pool_of(4, 4))
+        first = assign(log, "r1")
+        log.fold(prefilled("r1", first.worker))
+        log.fold(
+            BlocksStored(
+                worker=first.worker, incarnation=1, number=1, cause="prefill", request=RequestId("r1"), blocks=10
+            )
+        )
+        candidates, excluded = eligible(log.state.pool, log.state.holders, log.state.loads, ask())
+        assert {each.worker: each.cached_tokens for each in candidates} == {"n0/1/0": 900, "n0/1/4": 0}
+        assert not excluded
+
+    def test_at_least_one_token_is_computed(self) -> None:
+        log = Log()
+        log.fold(*pool_of(4))
+        log.fold(*receive(log.state, arrival("r1"), Moment(NOW_NS, log.seq)), source=ME)
+        worker = WorkerId("n0/1/0")
+        log.fold(
+            BlocksStored(worker=worker, incarnation=1, number=1, cause="prefill", request=RequestId("r1"), blocks=10)
+        )
+        for tokens, cached in ((999, 900), (1_000, 900), (1_001, 1_000), (100, 0), (101, 100), (99, 0)):
+            question = Question(tokens, blocks(tokens // 100), NOW_NS)
+            [candidate_] = eligible(log.state.pool, log.state.holders, log.state.loads, question)[0]
+            assert candidate_.cached_tokens == cached
+
+    @pytest.mark.parametrize(
+        ("event", "reason"),
+        [
+            (NodeLost(node=NodeId("n0"), incarnation=1, reason="test"), "not-schedulable"),
+            (Cordoned(node=NodeId("n0"), asked_by="test"), "cordoned"),
+            (DrainStarted(node=NodeId("n0"), epoch=2, workers=(WorkerId("n0/1/0"),), deadline_us=0), "draining"),
+            (registered("n0", 4, incarnation=2), "stale-epoch"),
+            (registered("n0", 4, incarnation=2, epoch=1, prompt_tokens_max=999), "too-long"),
+            (registered("n0", 4, incarnation=2, epoch=1, blocks_per_rank=2), "full"),
+            (registered("n0", 4, incarnation=2, epoch=1, blocks_per_rank=9, kv_layout="replicated"), "full"),
+        ],
+    )
+    def test_each_reason_is_counted(self, event: NodeLost, reason: str) -> None:
+        log = Log()
+        log.fold(*pool_of(4), event)
+        candidates, excluded = eligible(log.state.pool, log.state.holders, log.state.loads, ask())
+        assert (candidates, excluded) == ([], {reason: 1})
+
+    def test_kv_just_fits(self) -> None:
+        log = Log()
+        log.fold(*pool_of(4, blocks_per_rank=3))
+        assert eligible(log.state.pool, log.state.holders, log.state.loads, ask(1_200))[0]
+        assert eligible(log.state.pool, log.state.holders, log.state.loads, ask(1_201))[1] == {"full": 1}
+
+    def test_a_node_that_serves_another_model_gets_nothing(self) -> None:
+        log = Log()
+        log.fold(*pool_of(1), *pool_of(1, node="n1", model="other"))
+        candidates, excluded = eligible(log.state.pool, log.state.holders, log.state.loads, ask())
+        assert [each.worker for each in candidates] == ["n0/1/0"]
+        assert excluded == {"not-schedulable": 1}
+
+    def test_a_hung_worker_does_not_look_idle(self) -> None:
+        log = Log()
+        log.fold(*pool_of(8))
+        first = assign(log, "r1")  # 1.5 s, so hung after 5 s
+        log.fold(started("r1", first.worker))
+        for seconds, hung in ((5.0, False), (5.1, True)):
+            question = ask(now_ns=NOW_NS + round(seconds * SECOND_NS))
+            assert bool(eligible(log.state.pool, log.state.holders, log.state.loads, question)[1]) is hung
+        log.fold(prefilled("r1", first.worker))
+        question = ask(now_ns=NOW_NS + 100 * SECOND_NS)
+        assert eligible(log.state.pool, log.state.holders, log.state.loads, question)[0]
+
+    def test_a_long_prediction_has_three_times_as_long(self) -> None:
+        log = Log()
+        log.fold(*pool_of(8))
+        first = assign(log, "r1", 2_000)  # 3 s, so hung after 9 s
+        log.fold(started("r1", first.worker))
+        for seconds, hung in ((8.9, False), (9.1, True)):
+            question = ask(now_ns=NOW_NS + round(seconds * SECOND_NS))
+            assert bool(eligible(log.state.pool, log.state.holders, log.state.loads, question)[1]) is hung
+
+    def test_who_refused_is_asked_again_only_when_nobody_else_is_left(self) -> None:
+        log = Log()
+        log.fold(*pool_of(4, 4))
+        state = log.state
+        candidates, excluded = eligible(state.pool, state.holders, state.loads, ask(refused_by=("n0/1/0",)))
+        assert ([each.worker for each in candidates], excluded) == (["n0/1/4"], {"refused": 1})
+        candidates, excluded = eligible(state.pool, state.holders, state.loads, ask(refused_by=("n0/1/0", "n0/1/4")))
+        assert (len(candidates), excluded) == (2, {})
+
+
+class TestReservation:
+    def test_the_next_arrival_sees_the_work(self) -> None:
+        log = Log()
+        log.fold(*pool_of(8, 8))
+        assert assign(log, "r1").worker == "n0/1/0"
+        second = assign(log, "r2")
+        assert second.worker == "n0/1/8"
+        assert {p.worker: p.queue_us for p in second.candidates} == {"n0/1/0": 1_500_000, "n0/1/8": 0}
+        assert {p.queue_us for p in assign(log, "r3").candidates} == {1_500_000}
+
+    @pytest.mark.parametrize(
+        ("elapsed_s", "remaining_us"), [(0, 1_500_000), (1, 500_000), (1.4, 350_000), (4, 1_000_000)]
+    )
+    def test_a_running_job_counts_what_is_left_of_it(self, elapsed_s: float, remaining_us: int) -> None:
+        log = Log()
+        log.fold(*pool_of(8))
+        first = assign(log, "r1")
+        log.fold(started("r1", first.worker))
+        log.fold(*receive(log.state, arrival("r2"), Moment(NOW_NS, log.seq)), source=ME)
+        load = log.state.loads.of_worker[first.worker]
+        assert load.at(NOW_NS + round(elapsed_s * SECOND_NS)) == (remaining_us + 1_500_000, False)
+
+    def test_an_agent_whose_clock_is_ahead_takes_no_time_off(self) -> None:
+        log = Log()
+        log.fold(*pool_of(8))
+        first = assign(log, "r1")
+        log.fold(started("r1", first.worker), time_ns=NOW_NS + SECOND_NS)
+        assert log.state.loads.of_worker[first.worker].at(NOW_NS) == (1_500_000, False)
+
+
+class TestReceive:
+    def test_records_what_it_decided_on(self) -> None:
+        log = Log()
+        log.fold(*pool_of(1, 1, 2, 4))
+        received, assigned = receive(log.state, arrival("r1", max_tokens=7), Moment(NOW_NS + 5, log.seq))
+        assert isinstance(received, RequestReceived)
+        assert isinstance(assigned, RequestAssigned)
+        assert (len(received.block_ids), received.prompt_tokens, received.max_tokens) == (160, 1_000, 7)
+        assert (assigned.worker, assigned.degree, assigned.attempt) == ("n0/1/4", 4, 1)
+        assert assigned.decode_worker == "n0/decode/0"
+        assert (assigned.seen_seq, assigned.now_ns) == (log.seq, NOW_NS + 5)
+        assert (assigned.service_us, assigned.queue_us) == (2_000_000, 0)
+        assert (assigned.uncached_tokens, assigned.cached_tokens) == (1_000, 0)
+        assert (assigned.policy, assigned.beta, assigned.lam) == ("paper", 3.0, 0.1)
+        assert assigned.coefficients_version == "round"
+
+    def test_too_long_for_every_worker(self) -> None:
+        log = Log()
+        log.fold(*pool_of(1, prompt_tokens_max=500))
+        _, rejected = receive(log.state, arrival("r1"), Moment(NOW_NS, 0))
+        assert isinstance(rejected, RequestRejected)
+        assert (rejected.reason, rejected.retry_after_s) == ("too-long", None)
+
+    def test_no_worker_now(self) -> None:
+        _, rejected = receive(Log().state, arrival("r1"), Moment(NOW_NS, 0))
+        assert isinstance(rejected, RequestRejected)
+        assert (rejected.reason, rejected.retry_after_s) == ("no-worker", 5)
+
+    def test_a_request_is_received_once(self) -> None:
+        log = Log()
+        log.fold(*pool_of(1))
+        assign(log, "r1")
+        assert receive(log.state, arrival("r1"), Moment(NOW_NS, 0)) == []
+
+    def test_decode_ranks_share_by_reserved_output(self) -> None:
+        log = Log()
+        log.fold(*pool_of(8, decode_ranks=2))
+        chosen = []
+        for number, max_tokens in enumerate((100, 10, 10, 100)):
+            facts = receive(log.state, arrival(f"r{number}", max_tokens=max_tokens), Moment(NOW_NS, log.seq))
+            log.fold(*facts, source=ME)
+            assert isinstance(facts[-1], RequestAssigned)
+            chosen.append(facts[-1].decode_worker)
+        assert chosen == ["n0/decode/0", "n0/decode/1", "n0/decode/1", "n0/decode/1"]
+
+    def test_no_decode_rank_lives(self) -> None:
+        log = Log()
+        log.fold(*pool_of(8, decode_ranks=0))
+        assert assign(log, "r1").decode_worker is None
