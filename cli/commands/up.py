@@ -1,6 +1,8 @@
 """`vertumnus up`: the whole system on this machine, until Ctrl-C."""
 
+import contextlib
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from cli.embedded.data_dir import RunningSystem
     from cli.embedded.supervisor import Supervisor
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 EXIT_FAILED = 1
-EXIT_USAGE = 2
 
 
 def up(
@@ -38,12 +41,10 @@ def up(
 
     Ctrl-C stops everything in order, a second one at once. The next `up` resumes from the same data.
     """
-    from rich.console import Console
-
     from cli.embedded.data_dir import AlreadyRunning, DataDir
     from cli.embedded.environment import SystemChoices
     from cli.embedded.processes import StartFailed
-    from cli.embedded.supervisor import GaveUp, Interrupted, Supervisor
+    from cli.embedded.supervisor import GaveUp, Interrupted
     from cli.embedded.system import EmbeddedSystem
     from cli.settings import CommandSettings
     from shared.model.lattice import parse_composition
@@ -54,40 +55,53 @@ def up(
     if engine == "torch" and not (model_dir / "config.json").exists():
         raise typer.BadParameter(f"{model_dir} holds no model: run `make model`, or name one", param_hint="--model")
     try:
-        choices = SystemChoices(engine, model_dir, parse_composition(composition))
+        choices = SystemChoices(engine, model_dir, parse_composition(composition), router_port)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--composition") from error
 
-    # Progress goes to stderr, so that `--json` leaves stdout to the program that reads it.
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     interrupted = threading.Event()
-    supervisor = Supervisor(console.print, interrupted)
-    stop_on_signals(interrupted, supervisor)
+    system = EmbeddedSystem(home, choices, settings, say, interrupted)
+    stop_on_signals(interrupted, system.supervisor)
     begun = time.monotonic()
     try:
-        with (
-            home.locked(),
-            EmbeddedSystem(home, choices, settings, supervisor, router_port).running(console.print) as system,
-        ):
-            print(describe(system, time.monotonic() - begun, as_json=as_json), flush=True)
-            supervisor.watch()
+        with home.locked(), spinner() as starting, system.running() as running:
+            starting.stop()
+            print(describe(running, time.monotonic() - begun, as_json=as_json), flush=True)
+            system.supervisor.watch()
     except Interrupted:
-        console.print("stopped while starting")
+        say("stopped while starting")
     except (AlreadyRunning, StartFailed, GaveUp, OSError) as failure:
-        console.print(f"vertumnus up: {failure}", style="red")
+        say(f"vertumnus up: {failure}")
         raise typer.Exit(EXIT_FAILED) from failure
 
 
+def say(line: str) -> None:
+    """Progress, on stderr: `--json` leaves stdout to the program that reads it."""
+    # A terminal that was closed has nobody to tell, and what runs still has to be stopped in order.
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def spinner() -> "Status":
+    """Shows on a terminal that the start goes on; lines that are said meanwhile appear above it."""
+    from rich.console import Console
+
+    return Console(stderr=True).status("starting")
+
+
 def stop_on_signals(interrupted: threading.Event, supervisor: "Supervisor") -> None:
-    """From now on Ctrl-C, SIGTERM and a closed terminal ask for an orderly stop, and a second one ends everything."""
+    """From now on Ctrl-C, SIGTERM and the end of the terminal ask for an orderly stop, and a second one ends everything."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the shape that signal handlers have
         if interrupted.is_set():
             supervisor.kill()
         interrupted.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
+    # Under nohup the end of the terminal is to be ignored.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, on_signal)
 
 
 def describe(system: "RunningSystem", seconds: float, *, as_json: bool) -> str:

@@ -78,7 +78,14 @@ class DataDir:
 
     def block_key_file(self) -> Path:
         """The file of the deployment's block key (`shared.model.blocks`), made at first use and kept with the data."""
-        file = self.path / "block.key"
+        return self._secret_file("block.key")
+
+    def operator_key_file(self) -> Path:
+        """The file of the key that operators log in with, made at first use."""
+        return self._secret_file("operator.key")
+
+    def _secret_file(self, name: str) -> Path:
+        file = self.path / name
         secret(file)
         return file
 

@@ -9,19 +9,18 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from cli.embedded.data_dir import DataDir
 from shared.model.lattice import Composition
-
-STREAM_BYTES_MAX = 4 * 1024**3
-"""Half of what the embedded NATS server may store, which leaves room for key-value buckets and for compaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class SystemChoices:
-    """What `vertumnus up` was asked for."""
+    """What `vertumnus up` was asked for. `router_port` 0 takes a free one."""
 
     engine: str
     model_dir: Path
     composition: Composition
+    router_port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +31,13 @@ class Servers:
     database_url: str
 
 
-def service_environment(
-    name: str, choices: SystemChoices, servers: Servers, *, data_dir: Path, block_key_file: Path
-) -> dict[str, str]:
+def service_environment(name: str, choices: SystemChoices, servers: Servers, home: DataDir) -> dict[str, str]:
     """The whole environment of service `name`."""
     common = {
         "VERTUMNUS_NATS_URL": servers.nats_url,
-        "VERTUMNUS_STREAM_BYTES_MAX": str(STREAM_BYTES_MAX),
-        "VERTUMNUS_BLOCK_KEY_FILE": str(block_key_file),
+        "VERTUMNUS_BLOCK_KEY_FILE": str(home.block_key_file()),
+        "VERTUMNUS_OPERATOR_KEY_FILE": str(home.operator_key_file()),
         "VERTUMNUS_MODEL_DIR": str(choices.model_dir),
-        "VERTUMNUS_DATA_DIR": str(data_dir),
     }
     composition = ",".join(map(str, choices.composition))
     own = {

@@ -8,8 +8,8 @@ from pathlib import Path
 from cli.embedded.loopback import HOST, answers_ok
 from cli.embedded.processes import end_group, spawn, stop
 
-STOP_LIMIT_S = 10.0
-"""A router lets its open streams end; whoever is slower is ended."""
+STOP_LIMIT_S = 40.0
+"""A router lets its open streams end, for up to 30 s (`shared.runtime.service`), and hangs up on the rest within 5 s."""
 
 
 class ServiceProcess:

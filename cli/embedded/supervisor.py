@@ -90,6 +90,8 @@ class Supervisor:
 
     def stop(self) -> None:
         """Stop every child, the last started first."""
+        if self._kept:
+            self._say("stopping; a second Ctrl-C ends everything at once")
         while self._kept:
             child = self._kept[-1].child
             child.stop()

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -25,16 +26,21 @@ class EmbeddedSystem:
     """Servers and services of one data directory under one supervisor. Use it with `DataDir.locked` held."""
 
     def __init__(
-        self, home: DataDir, choices: SystemChoices, settings: CommandSettings, supervisor: Supervisor, router_port: int
+        self,
+        home: DataDir,
+        choices: SystemChoices,
+        settings: CommandSettings,
+        say: Callable[[str], None],
+        interrupted: threading.Event,
     ) -> None:
         self._home = home
+        self._say = say
+        self.supervisor = Supervisor(say, interrupted)
         self._choices = choices
         self._settings = settings
-        self._supervisor = supervisor
-        self._router_port = router_port
 
     @contextmanager
-    def running(self, say: Callable[[str], None]) -> Iterator[RunningSystem]:
+    def running(self) -> Iterator[RunningSystem]:
         """Start everything, announce it in the data directory, and stop it at the end.
 
         Errors: StartFailed, Interrupted; what had started is stopped.
@@ -42,9 +48,9 @@ class EmbeddedSystem:
         try:
             servers = self._start_servers()
             self._migrate(servers)
-            say("the database schema is up to date")
+            self._say("the database schema is up to date")
             services = self._services(servers)
-            self._supervisor.start(services)
+            self.supervisor.start(services)
             system = RunningSystem(
                 pid=os.getpid(),
                 nats_url=servers.nats_url,
@@ -55,19 +61,23 @@ class EmbeddedSystem:
             yield system
         finally:
             self._home.withdraw()
-            self._supervisor.stop()
+            self.supervisor.stop()
 
     def _start_servers(self) -> Servers:
         """Start the servers that the settings do not name."""
         nats_url = self._settings.nats_url
         if nats_url is None:
             nats = EmbeddedNats(self._home.nats)
-            self._supervisor.start([nats])
+            self.supervisor.start([nats])
             nats_url = nats.url
         database_url = self._settings.database_url
         if database_url is None:
             postgres = EmbeddedPostgres(self._home.postgres)
-            self._supervisor.start([postgres])
+            if postgres.directory != self._home.postgres:
+                self._say(
+                    f"postgres may not run as root, and as nobody cannot reach this place: see {postgres.directory}"
+                )
+            self.supervisor.start([postgres])
             database_url = postgres.url()
         return Servers(nats_url, database_url)
 
@@ -81,15 +91,12 @@ class EmbeddedSystem:
         )
 
     def _services(self, servers: Servers) -> list[ServiceProcess]:
-        block_key_file = self._home.block_key_file()
         return [
             ServiceProcess(
                 name,
                 f"services.{name}",
-                env=service_environment(
-                    name, self._choices, servers, data_dir=self._home.path, block_key_file=block_key_file
-                ),
-                port=self._router_port if name == "router" and self._router_port else free_port(),
+                env=service_environment(name, self._choices, servers, self._home),
+                port=(self._choices.router_port if name == "router" else 0) or free_port(),
                 log=self._home.logs / f"{name}.log",
             )
             for name in SERVICES
