@@ -44,6 +44,8 @@ class DecodeSide:
     async def hand_off(self, request: RequestId, finished: Reservation | None) -> HandedOff:
         """Copy the prompt's KV to the decode rank with the fewest sequences. A repetition gets the same answer, even when
         the prefill's pins are gone. EngineError if there is neither a sequence nor a finished prefill."""
+        if not self._ranks.decode:
+            raise EngineError("hand-off: this node has no decode ranks")
         sequence = self._sequences.get(request)
         if sequence is None:
             if finished is None:

@@ -127,7 +127,7 @@ class TorchEngine:
         if epoch < max(self._epoch, 1):
             raise StaleEpoch(f"epoch {epoch}: the engine serves {self._epoch}")
         if epoch == self._epoch and composition != self._composition:
-            raise EngineError(f"epoch {epoch}: is served with composition {self._composition}")
+            raise ValueError(f"composition {composition}: epoch {epoch} is served with {self._composition}")
         if epoch == self._epoch:
             return self._adopted
         if self._steps or self._adopting:

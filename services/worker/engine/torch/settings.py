@@ -19,6 +19,7 @@ class TorchSettings:
     model_dir: Path
     prefill_ranks: int = 8
     decode_ranks: int = 1
+    """0 for a node that only prefills."""
     block_tokens: int = 64
     blocks_per_rank: int = 128
     context_tokens_max: int = 8192
@@ -32,7 +33,7 @@ class TorchSettings:
     def __post_init__(self) -> None:
         limits = {
             "prefill_ranks": (1, RANKS_MAX),
-            "decode_ranks": (1, RANKS_MAX),
+            "decode_ranks": (0, RANKS_MAX),
             "block_tokens": (BLOCK_TOKENS_MIN, BLOCK_TOKENS_MAX),
             "blocks_per_rank": (1, 1 << 24),
             "context_tokens_max": (2, 1 << 20),

@@ -1,0 +1,396 @@
+"""What every engine must do, whatever it is made of. Subclass `EngineContract` and give it a `new_engine` fixture.
+
+    class TestTorch(EngineContract):
+        @pytest.fixture
+        def new_engine(self) -> Callable[[], Engine]: ...
+
+Engines under test have 4 prefill ranks, at least 1 decode rank, and at least 8 and at most 64 blocks per rank.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.worker.engine.protocol import (
+    Busy,
+    Cancelled,
+    Engine,
+    EngineDied,
+    EngineError,
+    ItemResult,
+    OutOfBlocks,
+    PrefillItem,
+    PrefillStep,
+    Sampling,
+    StaleEpoch,
+)
+from shared.contracts.ids import BlockId, RequestId
+from shared.model.blocks import Tokens, block_chain
+from shared.model.lattice import Composition, Group, groups_of
+
+KEY = b"k" * 32
+DEADLINE_S = 30
+GREEDY = Sampling()
+
+
+class Node:
+    """An engine with a memory for epochs and request ids, so that a test says only what it is about."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.epoch = 0
+        self.block_tokens = engine.describe().block_tokens
+        self._names = count()
+
+    async def adopt(self, *composition: int) -> tuple[Group, ...]:
+        self.epoch += 1
+        await self.engine.adopt(self.epoch, composition)
+        return groups_of(composition)
+
+    def item(self, tokens: Tokens, sampling: Sampling = GREEDY) -> PrefillItem:
+        return PrefillItem(RequestId(f"r{next(self._names)}"), tokens, tuple(self.chain(tokens)), sampling)
+
+    def chain(self, tokens: Tokens) -> list[BlockId]:
+        return block_chain(tokens, self.block_tokens, KEY)
+
+    async def prefill(self, group: Group, item: PrefillItem) -> ItemResult:
+        result = await self.engine.prefill(PrefillStep(self.epoch, group, (item,)))
+        return result.items[0]
+
+    async def serve(self, group: Group, tokens: Tokens, new_tokens: int, sampling: Sampling = GREEDY) -> list[int]:
+        """The whole life of a request: prefill, hand-off, release, decode."""
+        item = self.item(tokens, sampling)
+        result = await self.prefill(group, item)
+        await self.engine.hand_off(item.request)
+        self.engine.release(item.request)
+        first = result.first_token.token
+        return [first, *await self.decode(item.request, first, new_tokens - 1, sampling=sampling)]
+
+    async def decode(
+        self,
+        request: RequestId,
+        first: int,
+        new_tokens: int,
+        stop: frozenset[int] = frozenset(),
+        sampling: Sampling = GREEDY,
+    ) -> list[int]:
+        return [token.token async for token in self.engine.decode(request, first, new_tokens, stop, sampling)]
+
+
+def prompt(length: int, seed: int = 0) -> Tokens:
+    return np.random.default_rng(seed).integers(0, 200, length).astype(np.uint32)
+
+
+class EngineContract:
+    """See the module docstring."""
+
+    @pytest.fixture
+    async def node(self, new_engine: Callable[[], Engine]) -> AsyncIterator[Node]:
+        engine = new_engine()
+        await engine.start()
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                yield Node(engine)
+        finally:
+            await engine.close()
+
+    async def test_describes_itself_before_it_starts(self, new_engine: Callable[[], Engine]) -> None:
+        engine = new_engine()
+        before = engine.describe()
+        assert (before.prefill_ranks, before.degrees) == (4, (1, 2, 4))
+        assert not engine.health().ok
+        with pytest.raises(EngineError):
+            await engine.adopt(1, (4,))
+        await engine.start()
+        assert engine.describe() == before
+        assert engine.health().ok
+        assert engine.health().ranks_alive == 4 + before.decode_ranks
+        await engine.close()
+
+    async def test_serves_nothing_before_the_first_epoch(self, node: Node) -> None:
+        with pytest.raises(StaleEpoch):
+            await node.engine.prefill(PrefillStep(1, Group(0, 4), (node.item(prompt(10)),)))
+
+    async def test_adopts_forward_only_and_answers_again(self, node: Node) -> None:
+        engine = node.engine
+        adopted = await engine.adopt(3, (2, 2))
+        assert [each.rank for each in adopted] == [0, 1, 2, 3]
+        assert len(await engine.adopt(3, (2, 2))) == 4
+        with pytest.raises(StaleEpoch):
+            await engine.adopt(2, (4,))
+        for composition in [(2,), (4, 4), (3, 1), (1, 2, 1)]:
+            with pytest.raises(ValueError, match="composition"):
+                await engine.adopt(4, composition)
+        assert engine.cached_blocks(Group(0, 2), []) == 0
+        with pytest.raises(EngineError):
+            engine.cached_blocks(Group(0, 4), [])
+
+    async def test_a_step_of_another_epoch_is_refused(self, node: Node) -> None:
+        (group,) = await node.adopt(4)
+        item = node.item(prompt(20))
+        for epoch in (node.epoch - 1, node.epoch + 1):
+            with pytest.raises(StaleEpoch):
+                await node.engine.prefill(PrefillStep(epoch, group, (item,)))
+        await node.prefill(group, item)
+
+    async def test_a_step_of_no_worker_is_refused(self, node: Node) -> None:
+        await node.adopt(2, 2)
+        item = node.item(prompt(20))
+        with pytest.raises(EngineError):
+            await node.prefill(Group(0, 4), item)
+        await node.prefill(Group(0, 2), item)
+
+    @pytest.mark.parametrize("composition", [(1, 1, 1, 1), (2, 2), (4,)])
+    async def test_reuses_whole_blocks_and_computes_the_rest(self, node: Node, composition: Composition) -> None:
+        group = (await node.adopt(*composition))[0]
+        block = node.block_tokens
+        long, first = prompt(5 * block + 1), node.item(prompt(5 * block + 1))
+        cold = await node.prefill(group, first)
+        assert (cold.cached_tokens, cold.computed_tokens) == (0, 5 * block + 1)
+        assert (cold.stored.first_depth, cold.stored.blocks) == (0, 5)
+        assert node.engine.cached_blocks(group, node.chain(long)) == 5
+        node.engine.release(first.request)
+        warm = await node.prefill(group, node.item(long))
+        assert (warm.cached_tokens, warm.computed_tokens, warm.stored.blocks) == (5 * block, 1, 0)
+        assert warm.first_token.token == cold.first_token.token
+        branch = np.concatenate([long[: 3 * block], prompt(2 * block, seed=1)])
+        branched = await node.prefill(group, node.item(branch))
+        assert (branched.cached_tokens, branched.stored.first_depth, branched.stored.blocks) == (3 * block, 3, 2)
+
+    async def test_computes_at_least_one_token_of_a_fully_held_prompt(self, node: Node) -> None:
+        (group,) = await node.adopt(4)
+        tokens = prompt(4 * node.block_tokens)
+        cold = await node.prefill(group, node.item(tokens))
+        warm = await node.prefill(group, node.item(tokens))
+        assert warm.cached_tokens == 3 * node.block_tokens
+        assert warm.computed_tokens == node.block_tokens
+        assert warm.stored.blocks == 0
+        assert warm.first_token.token == cold.first_token.token
+
+    async def test_resident_lists_parents_before_children(self, node: Node) -> None:
+        (group,) = await node.adopt(4)
+        block = node.block_tokens
+        stem = prompt(3 * block)
+        for seed in (1, 2):
+            await node.prefill(group, node.item(np.concatenate([stem, prompt(2 * block, seed)])))
+        known: set[BlockId | None] = {None}
+        for parent, run in node.engine.resident(group).runs:
+            assert parent in known
+            assert not known & set(run)
+            known |= set(run)
+        assert len(known) - 1 == 3 + 2 + 2
+        assert set(node.chain(stem)) <= known
+
+    async def test_a_worker_runs_one_step_and_workers_run_side_by_side(self, node: Node) -> None:
+        left, right = await node.adopt(2, 2)
+        length = 10 * node.block_tokens
+        items = [node.item(prompt(length, seed)) for seed in range(3)]
+        first = asyncio.create_task(node.prefill(left, items[0]))
+        await asyncio.sleep(0)
+        with pytest.raises(Busy):
+            await node.prefill(left, items[1])
+        with pytest.raises(Busy):
+            await node.engine.adopt(node.epoch + 1, (4,))
+        other = await node.prefill(right, items[2])
+        assert other.computed_tokens == length
+        await first
+        await node.prefill(left, items[1])
+
+    async def test_a_prompt_without_room_changes_nothing(self, node: Node) -> None:
+        group = (await node.adopt(1, 1, 2))[0]
+        blocks = node.engine.describe().blocks_per_rank
+        small = prompt(2 * node.block_tokens)
+        await node.prefill(group, node.item(small))
+        with pytest.raises(OutOfBlocks):
+            await node.prefill(group, node.item(prompt((blocks + 1) * node.block_tokens, seed=1)))
+        assert node.engine.cached_blocks(group, node.chain(small)) == 2
+        await node.prefill(group, node.item(prompt(2 * node.block_tokens, seed=2)))
+
+    async def test_evicts_under_pressure_and_says_what(self, node: Node) -> None:
+        group = (await node.adopt(2, 2))[0]
+        room = 2 * node.engine.describe().blocks_per_rank
+        held: set[BlockId] = set()
+        for seed in range(6):
+            item = node.item(prompt((room // 3) * node.block_tokens + 1, seed))
+            result = await node.engine.prefill(PrefillStep(node.epoch, group, (item,)))
+            held = held - set(result.evicted) | set(item.chain)
+            node.engine.release(item.request)
+            runs = node.engine.resident(group).runs
+            assert held == {block for _, run in runs for block in run}
+        assert len(held) <= room
+        assert node.engine.resident(Group(2, 2)).runs == ()
+
+    async def test_a_finished_prefill_stays_pinned_until_release(self, node: Node) -> None:
+        group = (await node.adopt(1, 1, 2))[0]
+        half = (node.engine.describe().blocks_per_rank // 2 + 1) * node.block_tokens
+        pinned = node.item(prompt(half))
+        await node.prefill(group, pinned)
+        with pytest.raises(OutOfBlocks):
+            await node.prefill(group, node.item(prompt(half, seed=1)))
+        node.engine.release(pinned.request)
+        node.engine.release(pinned.request)
+        await node.prefill(group, node.item(prompt(half, seed=1)))
+
+    async def test_a_cancelled_prefill_leaves_nothing_pinned(self, node: Node) -> None:
+        group = (await node.adopt(1, 1, 2))[0]
+        length = (node.engine.describe().blocks_per_rank - 1) * node.block_tokens
+        item = node.item(prompt(length))
+        running = asyncio.create_task(node.prefill(group, item))
+        await asyncio.sleep(0)
+        node.engine.cancel(item.request)
+        with pytest.raises(Cancelled):
+            await running
+        await node.prefill(group, node.item(prompt(length, seed=1)))
+
+    async def test_a_caller_that_leaves_a_prefill_leaves_nothing_pinned(self, node: Node) -> None:
+        group = (await node.adopt(1, 1, 2))[0]
+        length = (node.engine.describe().blocks_per_rank - 1) * node.block_tokens
+        running = asyncio.create_task(node.prefill(group, node.item(prompt(length))))
+        await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        other = node.item(prompt(length, seed=1))
+        while True:  # the step may still be ending
+            try:
+                await node.prefill(group, other)
+                break
+            except Busy:
+                await asyncio.sleep(0.01)
+
+    async def test_hand_off_needs_a_finished_prefill(self, node: Node) -> None:
+        (group,) = await node.adopt(4)
+        with pytest.raises(EngineError):
+            await node.engine.hand_off(RequestId("unknown"))
+        item = node.item(prompt(3 * node.block_tokens + 1))
+        await node.prefill(group, item)
+        once = await node.engine.hand_off(item.request)
+        assert once.bytes >= (3 * node.block_tokens + 1) * node.engine.describe().kv_bytes_per_token
+        assert (await node.engine.hand_off(item.request)).bytes == once.bytes
+
+    async def test_decode_needs_a_hand_off(self, node: Node) -> None:
+        (group,) = await node.adopt(4)
+        item = node.item(prompt(9))
+        await node.prefill(group, item)
+        with pytest.raises(EngineError):
+            await node.decode(item.request, 1, 5)
+
+    async def test_decode_ends_at_its_limit_or_after_a_stop_token(self, node: Node) -> None:
+        (group,) = await node.adopt(4)
+        tokens = prompt(9)
+        generated = await node.serve(group, tokens, 12)
+        assert len(generated) == 12
+        assert await node.serve(group, tokens, 5) == generated[:5]
+        assert await node.serve(group, tokens, 1) == generated[:1]
+        item = node.item(tokens)
+        await node.prefill(group, item)
+        await node.engine.hand_off(item.request)
+        stop = generated[4]
+        until = generated.index(stop, 1) + 1
+        assert await node.decode(item.request, generated[0], 11, frozenset({stop})) == generated[1:until]
+
+    async def test_a_closed_decode_makes_room_for_the_same_request(self, node: Node) -> None:
+        (group,) = await node.adopt(4)
+        item = node.item(prompt(9))
+        result = await node.prefill(group, item)
+        seen: list[list[int]] = []
+        for _ in range(3):
+            await node.engine.hand_off(item.request)
+            decoding: Any = node.engine.decode(item.request, result.first_token.token, 20, frozenset(), GREEDY)
+            async with aclosing(decoding):
+                seen.append([(await anext(decoding)).token for _ in range(4)])
+            with pytest.raises(EngineError):
+                await node.decode(item.request, result.first_token.token, 20)
+        assert seen[0] == seen[1] == seen[2]
+
+    async def test_sequences_decode_side_by_side_and_beside_prefill(self, node: Node) -> None:
+        left, right = await node.adopt(2, 2)
+        alone = [await node.serve(left, prompt(20, seed), 8) for seed in range(3)]
+        together = await asyncio.gather(
+            *(self._late_decode(node, left, prompt(20, seed), seed) for seed in range(3)),
+            node.serve(right, prompt(60, seed=9), 4),
+        )
+        assert together[:3] == alone
+
+    @staticmethod
+    async def _late_decode(node: Node, group: Group, tokens: Tokens, turn: int) -> list[int]:
+        item = node.item(tokens)
+        while True:
+            try:
+                result = await node.prefill(group, item)
+                break
+            except Busy:
+                await asyncio.sleep(0.002 * (turn + 1))
+        await node.engine.hand_off(item.request)
+        first = result.first_token.token
+        return [first, *await node.decode(item.request, first, 7)]
+
+    async def test_sampling_depends_on_the_seed_and_nothing_else(self, node: Node) -> None:
+        left, right = await node.adopt(2, 2)
+        tokens, hot = prompt(30), Sampling(temperature=1.5, top_p=0.95, seed=7)
+        generated = await node.serve(left, tokens, 10, hot)
+        assert await node.serve(left, tokens, 10, hot) == generated
+        assert await node.serve(right, tokens, 10, hot) == generated
+        other = Sampling(temperature=1.5, top_p=0.95, seed=8)
+        assert await node.serve(left, tokens, 10, other) != generated
+
+    async def test_logprobs_name_the_chosen_token_first(self, node: Node) -> None:
+        (group,) = await node.adopt(4)
+        item = node.item(prompt(10), Sampling(logprobs=3))
+        result = await node.prefill(group, item)
+        assert len(result.first_token.logprobs) == 4
+        assert result.first_token.logprobs[0][0] == result.first_token.token
+        assert len({token for token, _ in result.first_token.logprobs}) == 4
+        assert all(logprob <= 0 for _, logprob in result.first_token.logprobs)
+
+    async def test_a_switch_keeps_what_the_new_workers_can_reach(self, node: Node) -> None:
+        left, right = await node.adopt(2, 2)
+        block = node.block_tokens
+        a, b = prompt(6 * block + 1), prompt(5 * block + 1, seed=1)
+        tokens = [
+            (await node.prefill(left, node.item(a))).first_token,
+            (await node.prefill(right, node.item(b))).first_token,
+        ]
+        (merged,) = await node.adopt(4)
+        results = [await node.prefill(merged, node.item(each)) for each in (a, b)]
+        assert [each.cached_tokens for each in results] == [6 * block, 5 * block]
+        assert [each.first_token.token for each in results] == [each.token for each in tokens]
+        await node.adopt(1, 1, 1, 1)
+        assert [node.engine.cached_blocks(Group(rank, 1), node.chain(a)) for rank in range(4)] == [1, 0, 0, 0]
+        (merged,) = await node.adopt(4)
+        assert node.engine.cached_blocks(merged, node.chain(a)) == 6
+        again = await node.prefill(merged, node.item(a))
+        assert again.first_token.token == tokens[0].token
+
+    async def test_hand_off_reads_right_through_a_switch(self, node: Node) -> None:
+        (group,) = await node.adopt(4)
+        tokens = prompt(5 * node.block_tokens + 3)
+        generated = await node.serve(group, tokens, 6)
+        item = node.item(tokens)
+        result = await node.prefill(group, item)
+        await node.adopt(1, 1, 2)
+        await node.engine.hand_off(item.request)
+        assert await node.decode(item.request, result.first_token.token, 5) == generated[1:]
+
+    async def test_releasing_or_cancelling_the_unknown_is_ignored(self, node: Node) -> None:
+        await node.adopt(4)
+        node.engine.release(RequestId("unknown"))
+        node.engine.cancel(RequestId("unknown"))
+
+    async def test_a_closed_engine_has_died(self, node: Node) -> None:
+        (group,) = await node.adopt(4)
+        watcher = asyncio.create_task(node.engine.wait_died())
+        await asyncio.sleep(0)
+        assert not watcher.done()
+        await node.engine.close()
+        await node.engine.close()
+        assert await watcher
+        assert not node.engine.health().ok
+        for refused in (node.prefill(group, node.item(prompt(9))), node.engine.adopt(9, (4,))):
+            with pytest.raises(EngineDied):
+                await refused
