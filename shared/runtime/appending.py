@@ -9,18 +9,24 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from shared.contracts.codec import decode, encode
+import structlog
+
+from shared.contracts.codec import BadEvent, decode, encode
 from shared.contracts.envelope import Envelope, EventData
 from shared.contracts.ids import Source
 from shared.contracts.subjects import Subjects
 from shared.runtime.clock import Clock, Ids
-from shared.runtime.ports import Entry, EventLog, Unavailable, WrongLastSequence
+from shared.runtime.ports import Entry, EventLog, LogLost, Unavailable, WrongLastSequence
 
 RETRY_S = 0.2
 
 
 class Fenced(Exception):
-    """Another process has written where only one may. This one must stop deciding."""
+    """Another process has written where only one may. This one must stop deciding. `seq` is where it wrote."""
+
+    def __init__(self, message: str, seq: int) -> None:
+        super().__init__(message)
+        self.seq = seq
 
 
 class Identity(NamedTuple):
@@ -78,21 +84,25 @@ class Sealer:
 async def append_once(log: EventLog, entries: Sequence[Entry], expected: Mapping[str, int], clock: Clock) -> int:
     """Store all of `entries`, trying for as long as the log is away. Returns the sequence of the last.
 
-    Errors: Fenced if somebody else wrote to one of the subjects; nothing was stored.
+    Errors: Fenced if somebody else wrote to one of the subjects; LogLost.
     """
+    logger = structlog.get_logger(component="appending")
+    relied_on = dict(expected)
+    refusals = 0
+    stored: int | None
     while True:
         try:
-            return await log.append(entries, expected)
-        except WrongLastSequence:
-            stored = await _stored_already(log, entries, clock)
-            if stored is None:
-                raise Fenced(f"another process has written to {entries[-1].subject}") from None
+            stored = await log.append(entries, relied_on)
+        except (Unavailable, WrongLastSequence) as refusal:
+            refusals += 1
+            if refusals == 1:
+                logger.warning("append not acknowledged", events=len(entries), reason=str(refusal))
+            stored = await _read_back(log, entries, relied_on, clock)
+        if stored is not None:
+            if refusals:
+                logger.info("append settled", events=len(entries), refusals=refusals)
             return stored
-        except Unavailable:
-            stored = await _stored_already(log, entries, clock)
-            if stored is not None:
-                return stored
-            await clock.sleep(RETRY_S)
+        await clock.sleep(RETRY_S)
 
 
 async def last_sequence(log: EventLog, subject: str, clock: Clock) -> int:
@@ -106,12 +116,43 @@ async def last_sequence(log: EventLog, subject: str, clock: Clock) -> int:
             return found[0] if found else 0
 
 
-async def _stored_already(log: EventLog, entries: Sequence[Entry], clock: Clock) -> int | None:
-    """The sequence of the last entry, if it is what lies last on its subject."""
+async def _read_back(log: EventLog, entries: Sequence[Entry], relied_on: dict[str, int], clock: Clock) -> int | None:
+    """The sequence of the last entry if the log holds it; None if the append may be repeated. Waits while the log is away.
+
+    Errors: Fenced; LogLost.
+    """
     while True:
         try:
             found = await log.last_on(entries[-1].subject)
+            if found and _id_in(found[1]) == entries[-1].id:
+                return found[0]
+            for subject in relied_on:
+                await _check_reliance(log, entries, relied_on, subject)
+            return None
         except Unavailable:
             await clock.sleep(RETRY_S)
-            continue
-        return found[0] if found and decode(found[1]).id == entries[-1].id else None
+
+
+async def _check_reliance(log: EventLog, entries: Sequence[Entry], relied_on: dict[str, int], subject: str) -> None:
+    """Whether what the append relied on still holds.
+
+    A refusal alone proves nothing: a cluster's leader refuses a repeat while the first copy is still on its way through it.
+    """
+    expected = relied_on[subject]
+    seq, raw = await log.last_on(subject) or (0, b"")
+    if seq > expected:
+        if _id_in(raw) not in {entry.id for entry in entries}:
+            raise Fenced(f"another process has written to {subject}", seq)
+    elif seq < expected:
+        first, _ = await log.bounds()
+        if seq or first <= expected:
+            raise LogLost(f"{subject} went back from {expected} to {seq}")
+        # Its messages have aged out; the server takes an empty subject for 0.
+        relied_on[subject] = 0
+
+
+def _id_in(raw: bytes) -> UUID | None:
+    try:
+        return decode(raw).id
+    except BadEvent:
+        return None

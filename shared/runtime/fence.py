@@ -29,18 +29,24 @@ class Fence:
         """Store `decisions` and fold them; returns the sequence of the last. Waits while the log is away.
 
         Decide from the state and call this without awaiting anything in between: the fence covers what was folded at the
-        call. Errors: Fenced, and then nothing was stored and no number used.
+        call. Errors: Fenced, and then nothing was stored and no number used; LogLost; BadEvent.
         """
         expected = {self._subject: self._projection.last_on.get(self._subject, 0)}
         assert not self._turn.locked(), "one decision at a time: await the last commit before you decide again"
+        assert self._projection.own_recorded is None, "a process has an outbox or a fence: either records its events"
         async with self._turn:
-            first = self._sealer.next_seq
             entries = [entry for _, entry in self._sealer.seal(decisions, origin)]
             assert all(entry.subject == self._subject for entry in entries), "a commit is to the fenced subject alone"
+            last_number = self._sealer.next_seq - 1
             try:
                 last = await append_once(self._projection.log, entries, expected, self._clock)
-            except Fenced:
-                self._sealer.next_seq = first
-                raise
+            except Fenced as fenced:
+                # Ours may have been stored before theirs, its acknowledgement lost. The fold knows.
+                await self._projection.folded(fenced.seq)
+                folded = self._projection.last_of(self._sealer.identity.source)
+                self._sealer.next_seq = folded.source_seq + 1
+                if folded.source_seq < last_number:
+                    raise
+                last = folded.stream_seq
             await self._projection.folded(last)
             return last

@@ -9,6 +9,9 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from uuid import UUID
+
+import structlog
 
 from shared.contracts.envelope import Envelope, EventData
 from shared.runtime.appending import NO_ORIGIN, Origin, Sealer, append_once, last_sequence
@@ -17,6 +20,7 @@ from shared.runtime.ports import Entry
 from shared.runtime.projection import Projection
 
 EVENTS_MAX = 10_000
+BYTES_MAX = 128 * 2**20
 BATCH_EVENTS_MAX = 100
 BATCH_BYTES_MAX = 4_000_000
 STALLED_S = 2.0
@@ -24,7 +28,7 @@ STALLED_S = 2.0
 
 
 class OutboxFull(Exception):
-    """10,000 events wait for the log: the service must refuse new work."""
+    """10,000 events or 128 MiB of them wait for the log: the service must refuse new work."""
 
 
 class _Waiting(NamedTuple):
@@ -45,26 +49,32 @@ class Outbox:
         self._filled = asyncio.Event()
         self._last_on: dict[str, int] = {}
         self._publisher: asyncio.Task[None] | None = None
-        self._by_id: dict[Any, asyncio.Future[int]] = {}
+        self._by_id: dict[UUID, asyncio.Future[int]] = {}
+        self._bytes = 0
+        self._failure: asyncio.Future[Exception] | None = None
+        self._logger = structlog.get_logger(component="outbox")
         projection.own_recorded = sealer.identity.source
 
     async def start(self) -> None:
         """Begin to publish. The projection must have caught up, so that older processes' events are known."""
-        self._publisher = asyncio.create_task(self._publish_forever(), name="outbox")
+        self._failure = asyncio.get_running_loop().create_future()
+        self._publisher = asyncio.create_task(self._publish_forever(self._failure), name="outbox")
 
     async def stop(self) -> None:
         """Publish what waits, for up to 2 s."""
+        assert self._publisher is not None, "stop() before start()"
         if self._waiting:
-            await asyncio.wait([waiting.stored for waiting in self._waiting], timeout=STALLED_S)
-        if self._publisher is not None:
-            self._publisher.cancel()
-            await asyncio.gather(self._publisher, return_exceptions=True)
+            last: list[asyncio.Future[Any]] = [self._waiting[-1].stored, self._publisher]
+            await asyncio.wait(last, timeout=STALLED_S, return_when=asyncio.FIRST_COMPLETED)
+        if self._waiting:
+            self._logger.error("events not published", events=len(self._waiting))
+        self._publisher.cancel()
+        await asyncio.gather(self._publisher, return_exceptions=True)
 
     async def failed(self) -> Exception:
-        """Returns when publication has ended for good (Fenced): the process must end."""
-        assert self._publisher is not None, "failed() before start()"
-        await asyncio.wait([self._publisher])
-        return self._publisher.exception() or RuntimeError("the outbox ended")  # type: ignore[return-value]
+        """Returns when publication has ended for good (Fenced, LogLost): the process must end. Never after `stop`."""
+        assert self._failure is not None, "failed() before start()"
+        return await asyncio.shield(self._failure)
 
     @property
     def ready(self) -> bool:
@@ -72,7 +82,7 @@ class Outbox:
         if not self._waiting:
             return True
         waited_s = (self._clock.monotonic_ns() - self._waiting[0].since_ns) / 1e9
-        return waited_s < STALLED_S and len(self._waiting) < EVENTS_MAX
+        return waited_s < STALLED_S and len(self._waiting) < EVENTS_MAX and self._bytes < BYTES_MAX
 
     @property
     def events(self) -> int:
@@ -81,14 +91,17 @@ class Outbox:
 
     def record(self, facts: Sequence[EventData], origin: Origin = NO_ORIGIN) -> list[Envelope]:
         """Fold `facts` now, publish them in order. Errors: OutboxFull, BadEvent; nothing is folded or published then."""
-        if len(self._waiting) + len(facts) > EVENTS_MAX:
-            raise OutboxFull(f"{len(self._waiting)} events wait for the log; at most {EVENTS_MAX} may")
+        if len(self._waiting) + len(facts) > EVENTS_MAX or self._bytes > BYTES_MAX:
+            raise OutboxFull(
+                f"{len(self._waiting)} events, {self._bytes} bytes wait for the log; at most {EVENTS_MAX}, {BYTES_MAX} may"
+            )
         loop = asyncio.get_running_loop()
         now_ns = self._clock.monotonic_ns()
         envelopes = []
         for envelope, entry in self._sealer.seal(facts, origin):
             waiting = _Waiting(entry, now_ns, loop.create_future())
             self._waiting.append(waiting)
+            self._bytes += len(entry.payload)
             self._by_id[envelope.id] = waiting.stored
             self._projection.fold_own(envelope)
             envelopes.append(envelope)
@@ -100,18 +113,24 @@ class Outbox:
         if (future := self._by_id.get(envelope.id)) is not None:
             await asyncio.shield(future)
 
-    async def _publish_forever(self) -> None:
-        while True:
-            await self._filled.wait()
-            batch = self._next_batch()
-            expected = {subject: await self._last(subject) for subject in {entry.subject for entry in batch}}
-            last = await append_once(self._log, batch, expected, self._clock)
-            for seq, entry in enumerate(batch, last - len(batch) + 1):
-                self._last_on[entry.subject] = seq
-                self._by_id.pop(entry.id).set_result(seq)
-                self._waiting.popleft()
-            if not self._waiting:
-                self._filled.clear()
+    async def _publish_forever(self, failure: "asyncio.Future[Exception]") -> None:
+        try:
+            while True:
+                await self._filled.wait()
+                await self._publish(self._next_batch())
+                if not self._waiting:
+                    self._filled.clear()
+        except Exception as error:  # noqa: BLE001 - handed to failed(), which ends the process
+            failure.set_result(error)
+
+    async def _publish(self, batch: Sequence[Entry]) -> None:
+        expected = {subject: await self._last(subject) for subject in {entry.subject for entry in batch}}
+        last = await append_once(self._log, batch, expected, self._clock)
+        for seq, entry in enumerate(batch, last - len(batch) + 1):
+            self._last_on[entry.subject] = seq
+            self._by_id.pop(entry.id).set_result(seq)
+            self._waiting.popleft()
+            self._bytes -= len(entry.payload)
 
     def _next_batch(self) -> list[Entry]:
         batch: list[Entry] = []

@@ -6,7 +6,7 @@ own recorded events are folded when they are recorded (`outbox.py`), and so skip
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import structlog
 
@@ -15,11 +15,22 @@ from shared.contracts.envelope import Envelope, Stored
 from shared.contracts.ids import Source
 from shared.runtime.ports import EventLog, Tail
 
-FOLD_WAIT_S = 10.0
+CATCH_UP_SILENCE_S = 10.0
+"""At start: a log that delivers nothing for so long, although there is more, is broken."""
 
 S = TypeVar("S")
 Evolve = Callable[[S, Stored], None]
 Listener = Callable[[Stored], None]
+
+
+class Place(NamedTuple):
+    """The newest folded event of one source: its number, and where it lies in the log."""
+
+    source_seq: int
+    stream_seq: int
+
+
+NOWHERE = Place(0, 0)
 
 
 class Projection(Generic[S]):
@@ -37,19 +48,19 @@ class Projection(Generic[S]):
         self._filters = tuple(filters)
         self._evolve = evolve
         self._listeners: list[Listener] = []
-        self._folded_of: dict[Source, int] = {}
+        self._last_of: dict[Source, Place] = {}
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._tail: Tail | None = None
-        self._logger = structlog.get_logger("projection")
+        self._logger = structlog.get_logger(component="projection")
 
     async def start(self) -> None:
         """Fold what the log holds, then every new event. Returns when everything that was there is folded.
 
-        Errors: Unavailable; TimeoutError if the log does not deliver.
+        Errors: Unavailable; LogLost; TimeoutError after 10 s in which the log delivered nothing; whatever `evolve` raised.
         """
         lasts = [await self.log.last_on(each) for each in self._filters]
         self._tail = await self.log.tail(self._filters, self.seen_seq, self._deliver)
-        await self.folded(max((found[0] for found in lasts if found), default=0))
+        await self._catch_up(max((found[0] for found in lasts if found), default=0))
 
     async def stop(self) -> None:
         """Nothing is folded after this returns."""
@@ -62,16 +73,18 @@ class Projection(Generic[S]):
         return await self._tail.failed()
 
     async def folded(self, seq: int) -> None:
-        """Returns when every event up to `seq` is folded. TimeoutError after 10 s without one of them."""
-        if self.seen_seq >= seq:
-            return
-        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append((seq, reached))
-        while not reached.done():
-            seen = self.seen_seq
-            await asyncio.wait([reached], timeout=FOLD_WAIT_S)
-            if not reached.done() and self.seen_seq == seen:
-                raise TimeoutError(f"the log delivered nothing for {FOLD_WAIT_S:g} s; at {seen}, waiting for {seq}")
+        """Returns when every event up to `seq`, the place of one that the filters let through, is folded.
+
+        Waits for as long as the log is away.
+        """
+        if self.seen_seq < seq:
+            reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append((seq, reached))
+            await reached
+
+    def last_of(self, source: Source) -> Place:
+        """The newest folded event of `source`; number 0 for none."""
+        return self._last_of.get(source, NOWHERE)
 
     def listen(self, listener: Listener) -> None:
         """Call `listener` after each event the consumer brings, own recorded ones included. For effects, not for state."""
@@ -80,6 +93,22 @@ class Projection(Generic[S]):
     def fold_own(self, event: Envelope) -> None:
         """Fold an event of this process before it is stored (`stream_seq` 0)."""
         self._evolve(self.state, Stored(self.log.identity, 0, event))
+
+    async def _catch_up(self, there: int) -> None:
+        reached = asyncio.ensure_future(self.folded(there))
+        failed = asyncio.ensure_future(self.failed())
+        first: list[asyncio.Future[Any]] = [reached, failed]
+        try:
+            while not reached.done():
+                seen = self.seen_seq
+                await asyncio.wait(first, timeout=CATCH_UP_SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
+                if failed.done():
+                    raise failed.result()
+                if not reached.done() and self.seen_seq == seen:
+                    raise TimeoutError(f"folded to {seen}, the log holds {there}, but delivers nothing")
+        finally:
+            for each in first:
+                each.cancel()
 
     def _deliver(self, subject: str, seq: int, raw: bytes) -> None:
         self.seen_seq = seq
@@ -93,9 +122,9 @@ class Projection(Generic[S]):
 
     def _fold(self, stored: Stored) -> None:
         event = stored.event
-        if event.source_seq <= self._folded_of.get(event.source, 0):
+        if event.source_seq <= self.last_of(event.source).source_seq:
             return
-        self._folded_of[event.source] = event.source_seq
+        self._last_of[event.source] = Place(event.source_seq, stored.stream_seq)
         if event.source != self.own_recorded:
             self._evolve(self.state, stored)
         for listener in self._listeners:
