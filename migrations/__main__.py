@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("command", choices=["upgrade"], help="upgrade: bring the schema to the newest version")
     parser.parse_args()
     try:
-        settings = MigrationSettings()  # type: ignore[call-arg]  # its fields come from the environment
+        settings = MigrationSettings()
         upgrade(settings.database_url.get_secret_value())
     except ValidationError as error:
         sys.exit(f"VERTUMNUS_DATABASE_URL: {error.errors()[0]['msg']}")

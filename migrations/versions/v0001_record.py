@@ -89,10 +89,12 @@ CREATE TABLE gaps (
 
 CHECKPOINTS = """
 -- How far each log has been copied, and the heads of the three chains there. The newest log's row is the active one.
+-- `digest` is that of the last message, empty after a gap. While `gap_to` is set, the stream goes on only after it.
 CREATE TABLE checkpoints (
     log uuid PRIMARY KEY REFERENCES logs,
     stream_seq bigint NOT NULL,
     digest bytea NOT NULL,
+    gap_to bigint,
     decisions_head bytea NOT NULL,
     block_events_head bytea NOT NULL,
     repeats_head bytea NOT NULL

@@ -46,7 +46,6 @@ TABLES = {
         new_composition jsonb,
         planned_ns bigint,
         drain_started_ns bigint,
-        drain_completed_ns bigint,
         ended_ns bigint,
         drain_us bigint,
         switch_us bigint,

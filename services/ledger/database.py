@@ -1,0 +1,55 @@
+"""Connections to the record's database, always as the role that may only add to it."""
+
+import asyncio
+from typing import Any
+
+import asyncpg
+
+ROLE = "vertumnus_ledger"
+CONNECT_LIMIT_S = 5.0
+STATEMENT_LIMIT_S = 60.0
+"""A batch takes 0.1 s; what takes a minute has met a lock or a dead network."""
+
+AWAY = (OSError, TimeoutError, asyncio.TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+"""What a call raises while the database is away, full, or refuses us."""
+
+
+class SchemaMissing(Exception):
+    """The database has not been migrated."""
+
+
+async def connect(database_url: str) -> Any:
+    """One connection. Errors: those in `AWAY`; SchemaMissing."""
+    connection = await asyncpg.connect(
+        driver_url(database_url),
+        timeout=CONNECT_LIMIT_S,
+        command_timeout=STATEMENT_LIMIT_S,
+        # A dead peer must not keep the lock of the active ledger: the server looks after 15 s of silence.
+        server_settings={
+            "role": ROLE,
+            "tcp_keepalives_idle": "5",
+            "tcp_keepalives_interval": "5",
+            "tcp_keepalives_count": "2",
+        },
+    )
+    if await connection.fetchval("SELECT to_regclass('unfolded')") is None:
+        await connection.close()
+        raise SchemaMissing("the database has no record's schema: run `python -m migrations upgrade`")
+    return connection
+
+
+def pool(database_url: str, connections_max: int) -> Any:
+    """A pool that connects when first used, so that it can be made while the database is away."""
+    return asyncpg.create_pool(
+        driver_url(database_url),
+        min_size=0,
+        max_size=connections_max,
+        timeout=CONNECT_LIMIT_S,
+        command_timeout=STATEMENT_LIMIT_S,
+        server_settings={"role": ROLE, "default_transaction_read_only": "on"},
+    )
+
+
+def driver_url(database_url: str) -> str:
+    """The URL without SQLAlchemy's name for the driver."""
+    return database_url.replace("postgresql+asyncpg://", "postgresql://", 1)
