@@ -38,7 +38,7 @@ class Assign(Message):
     router: RouterId
     router_source: str
     worker: WorkerId
-    decode_worker: WorkerId | None
+    decode_worker: WorkerId | None = None
     prompt_tokens: int
     block_ids: bytes
     max_new_tokens: int
@@ -92,7 +92,7 @@ class Copy(Message):
     operation: str
     source: WorkerId
     destination: WorkerId
-    parent: bytes | None
+    parent: bytes | None = None
     block_ids: bytes
     deadline_us: int
 

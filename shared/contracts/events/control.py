@@ -36,8 +36,8 @@ class WindowClosed(EventData):
     long_request_share: float
     long_token_share: float
     capacity_us: int
-    attainment: float | None
-    hit_rate: float | None
+    attainment: float | None = None
+    hit_rate: float | None = None
     signals: tuple[str, ...] = ()
     persistence: dict[str, int] = Field(default_factory=dict)
 
