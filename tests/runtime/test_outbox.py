@@ -1,0 +1,146 @@
+"""Own facts reach the log once, in order, whatever becomes of acknowledgements."""
+
+import asyncio
+import random
+
+import pytest
+
+from shared.runtime import outbox as outbox_module
+from shared.runtime.appending import Fenced, Origin
+from shared.runtime.memory import ManualClock, MemoryLog
+from shared.runtime.outbox import Outbox, OutboxFull
+from shared.runtime.ports import LogLost
+from tests.runtime.conftest import World
+from tests.runtime.faults import FaultyLog, HastyClock
+from tests.runtime.writing import contents, follower, lost, outbox, registered, sealer
+
+
+@pytest.mark.parametrize("block", range(10))
+async def test_lost_acknowledgements_repeat_nothing_and_lose_nothing(block: int) -> None:
+    """30 seeded cases each; two subjects, so that batches span both."""
+    lost_acknowledgements = 0
+    for seed in range(30 * block, 30 * block + 30):
+        chance = random.Random(seed)
+        log, clock = MemoryLog(), HastyClock()
+        faulty = FaultyLog(log, chance)
+        writer = follower(faulty)
+        out = Outbox(writer, sealer("router-1", clock), clock)
+        await writer.start()
+        await out.start()
+        faulty.armed = True
+        recorded = []
+        for _ in range(chance.randrange(1, 12)):
+            make = chance.choice([registered, lost])
+            recorded += out.record([make(n) for n in range(1, chance.randrange(2, 6))])
+            for _ in range(chance.randrange(4)):
+                await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            await out.stored(recorded[-1])
+        await faulty.settle()
+        assert await contents(log) == recorded, f"seed {seed}"
+        assert writer.state == recorded, f"seed {seed}"
+        assert [event.source_seq for event in recorded] == list(range(1, len(recorded) + 1))
+        lost_acknowledgements += faulty.lost_acknowledgements
+        await out.stop()
+    assert lost_acknowledgements > 10, "the faults this is about must happen"
+
+
+async def test_an_event_is_folded_before_it_is_stored_and_not_again_after(world: World) -> None:
+    out = await outbox(world.log, "router-1", world.clock)
+    state = out._projection.state
+    heard: list[int] = []
+    out._projection.listen(lambda stored: heard.append(stored.stream_seq))
+    (event,) = out.record([registered(1)], Origin(correlation="request-1"))
+    assert state == [event]
+    assert out.events == 1
+    await out.stored(event)
+    await out._projection.folded(1)
+    assert out.events == 0
+    assert state == [event]
+    assert heard == [1]
+    await out.stop()
+    await out._projection.stop()
+
+
+async def test_the_writer_that_is_replaced_ends_fenced(world: World) -> None:
+    """Two agents of one node: the second has read the first one's last event, so the first one's next fails."""
+    first = await outbox(world.log, "worker-1", world.clock, sender="n0")
+    (event,) = first.record([lost(1)])
+    await first.stored(event)
+    second = await outbox(world.log, "worker-2", world.clock, sender="n0")
+    (event,) = second.record([lost(2)])
+    await second.stored(event)
+    first.record([lost(3)])
+    error = await asyncio.wait_for(first.failed(), 5)
+    assert isinstance(error, Fenced)
+    assert error.seq == 2
+    assert [each.source for each in await contents(world.log)] == ["worker-1", "worker-2"]
+    for each in (first, second):
+        await each.stop()
+        await each._projection.stop()
+
+
+async def test_it_goes_on_when_its_old_events_have_aged_out() -> None:
+    log, clock = MemoryLog(), HastyClock()
+    out = await outbox(log, "worker-1", clock, sender="n0")
+    (event,) = out.record([lost(1)])
+    await out.stored(event)
+    other = await outbox(log, "router-1", clock)
+    (event,) = other.record([registered(1)])
+    await other.stored(event)
+    log.drop_before(2)
+    (event,) = out.record([lost(2)])
+    await asyncio.wait_for(out.stored(event), 5)
+    assert [each.source for each in await contents(log)] == ["router-1", "worker-1"]
+
+
+async def test_a_log_that_went_back_ends_it() -> None:
+    log, clock = MemoryLog(), HastyClock()
+    out = await outbox(log, "worker-1", clock, sender="n0")
+    (event,) = out.record([lost(1)])
+    await out.stored(event)
+    log._messages.clear()
+    log._last_seq = 0
+    out.record([lost(2)])
+    assert isinstance(await asyncio.wait_for(out.failed(), 5), LogLost)
+
+
+async def test_a_full_outbox_refuses_and_a_stalled_one_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "EVENTS_MAX", 5)
+    clock = ManualClock()
+    projection = follower(MemoryLog())
+    await projection.start()
+    out = Outbox(projection, sealer("router-1", clock), clock)
+    assert out.ready
+    out.record([registered(n) for n in range(3)])
+    assert out.ready
+    with pytest.raises(OutboxFull, match="3 events"):
+        out.record([registered(n) for n in range(3)])
+    assert len(projection.state) == out.events == 3, "what was refused is neither folded nor queued"
+    await clock.advance(2.1)
+    assert not out.ready, "its oldest event has waited over 2 s"
+    await out.start()
+    await clock.advance(0)
+    assert out.ready
+    out.record([registered(n) for n in range(5)])
+    assert not out.ready, "it is full"
+
+
+async def test_an_outbox_is_bounded_by_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "BYTES_MAX", 300)
+    projection = follower(MemoryLog())
+    await projection.start()
+    out = Outbox(projection, sealer("router-1", HastyClock()), HastyClock())
+    out.record([registered(1), registered(2)])
+    assert not out.ready
+    with pytest.raises(OutboxFull, match="bytes wait"):
+        out.record([registered(3)])
+
+
+async def test_stop_publishes_what_waits(world: World) -> None:
+    out = await outbox(world.log, "router-1", world.clock)
+    recorded = out.record([registered(n) for n in range(250)])
+    await out.stop()
+    assert out.events == 0
+    assert await contents(world.log) == recorded
+    await out._projection.stop()
