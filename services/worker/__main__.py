@@ -1,0 +1,33 @@
+"""`python -m services.worker`: the agents of this process's nodes, until SIGTERM."""
+
+import asyncio
+
+from fastapi import FastAPI
+
+from services.worker.engines import engines
+from services.worker.hosting import host
+from services.worker.settings import WorkerSettings
+from shared.runtime.clock import SystemClock
+from shared.runtime.service import open_runtime, probes, run, serve
+
+
+async def main() -> None:
+    settings = WorkerSettings()
+    with engines(settings, SystemClock()) as make_engine:
+        async with open_runtime(settings, "worker") as runtime:
+            agents = host(settings, runtime, make_engine)
+
+            def ready() -> str | None:
+                return next((reason for agent in agents if (reason := agent.ready())), None)
+
+            async def stop() -> None:
+                await asyncio.gather(*(agent.stop(settings.stop_s_max) for agent in agents))
+
+            app = FastAPI(title="Vertumnus worker", docs_url=None, redoc_url=None, openapi_url=None)
+            app.include_router(probes(ready, runtime.metrics))
+            await asyncio.gather(*(agent.start() for agent in agents))
+            await serve(app, settings, [agent.failed() for agent in agents], stop)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,58 @@
+"""What a node says of its workers' caches: changes, numbered without a gap, and full reports. Pure."""
+
+from collections.abc import Sequence
+
+from services.worker.engine.protocol import Resident, Stored
+from shared.contracts.envelope import EventData
+from shared.contracts.events import BlockRun, BlocksEvicted, BlocksStored, CacheReported
+from shared.contracts.ids import BlockId, RequestId, WorkerId
+
+EVENT_BLOCKS_MAX = 30_000
+"""Block ids in one event: 640 KB as base64, well below what an event may have."""
+
+
+def changes(
+    worker: WorkerId, incarnation: int, number: int, evicted: Sequence[BlockId], request: RequestId, stored: Stored
+) -> list[EventData]:
+    """A prefill's changes, numbered from `number` + 1: what had to go first, then what came."""
+    events: list[EventData] = []
+    for first in range(0, len(evicted), EVENT_BLOCKS_MAX):
+        number += 1
+        block_ids = b"".join(evicted[first : first + EVENT_BLOCKS_MAX])
+        events.append(
+            BlocksEvicted(worker=worker, incarnation=incarnation, number=number, cause="pressure", block_ids=block_ids)
+        )
+    if stored.blocks:
+        events.append(
+            BlocksStored(
+                worker=worker,
+                incarnation=incarnation,
+                number=number + 1,
+                cause="prefill",
+                request=request,
+                first_depth=stored.first_depth,
+                blocks=stored.blocks,
+            )
+        )
+    return events
+
+
+def report(worker: WorkerId, incarnation: int, number: int, resident: Resident) -> list[EventData]:
+    """Everything the worker holds, in as many parts as it takes; one empty part if it holds nothing."""
+    parts: list[list[BlockRun]] = [[]]
+    room = EVENT_BLOCKS_MAX
+    for parent, blocks in resident.runs:
+        while blocks:
+            if room == 0:
+                parts.append([])
+                room = EVENT_BLOCKS_MAX
+            piece, blocks = blocks[:room], blocks[room:]
+            parts[-1].append(BlockRun(parent=parent, block_ids=b"".join(piece)))
+            parent = piece[-1]
+            room -= len(piece)
+    return [
+        CacheReported(
+            worker=worker, incarnation=incarnation, number=number, part=part, parts=len(parts), runs=tuple(runs)
+        )
+        for part, runs in enumerate(parts, 1)
+    ]

@@ -1,0 +1,83 @@
+"""The claim check: prompts are fetched from their routers just before they are needed, because no log may hold them."""
+
+import asyncio
+from collections.abc import Iterable
+
+import numpy as np
+import structlog
+
+from services.worker.job import Job, JobKey
+from services.worker.queue import TOKEN_BYTES
+from shared.contracts.commands import CLAIM_FRAME_BYTES, Claim, encode_message
+from shared.contracts.subjects import Subjects
+from shared.model.blocks import Tokens
+from shared.runtime.clock import Clock
+from shared.runtime.ports import Bus, NoReply
+
+REPLY_S_MAX = 1.0
+TRIES_MAX = 3
+"""A router that is silent for three seconds is about to be declared lost."""
+
+RETRY_S = 0.1
+
+
+class Claims:
+    """Tokens that are here or on their way, by job. The queue says which and bounds how many bytes they are."""
+
+    def __init__(self, bus: Bus, subjects: Subjects, clock: Clock) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._clock = clock
+        self._fetches: dict[JobKey, asyncio.Task[Tokens | None]] = {}
+        self._logger = structlog.get_logger(component="claims")
+
+    def prefetch(self, jobs: Iterable[Job]) -> None:
+        """Begin to fetch for each of `jobs` that has not begun."""
+        for job in jobs:
+            if job.key not in self._fetches:
+                self._fetches[job.key] = asyncio.create_task(self._fetch(job), name=f"claim {job.key.engine_id}")
+
+    async def tokens(self, job: Job) -> Tokens | None:
+        """The prompt, or None if its router has not got it any more or the job was dropped meanwhile."""
+        fetch = self._fetches[job.key]
+        await asyncio.wait([fetch])
+        return None if fetch.cancelled() else fetch.result()
+
+    def drop(self, job: Job) -> None:
+        """Nobody needs these tokens (any more)."""
+        if (fetch := self._fetches.pop(job.key, None)) is not None:
+            fetch.cancel()
+
+    def close(self) -> None:
+        """Stop fetching."""
+        for fetch in self._fetches.values():
+            fetch.cancel()
+        self._fetches.clear()
+
+    async def _fetch(self, job: Job) -> Tokens | None:
+        assign = job.assign
+        subject = self._subjects.claim(assign.router)
+        frames: list[bytes] = []
+        offset = 0
+        while offset < assign.prompt_tokens:
+            claim = Claim(request=assign.request, attempt=assign.attempt, offset=offset)
+            frame = await self._ask(subject, encode_message(claim))
+            if frame is None:
+                self._logger.warning("claim lost", request=assign.request, router=assign.router, offset=offset)
+                return None
+            tokens = len(frame) // TOKEN_BYTES
+            if len(frame) % TOKEN_BYTES or len(frame) > CLAIM_FRAME_BYTES or offset + tokens > assign.prompt_tokens:
+                self._logger.error("bad claim reply", request=assign.request, offset=offset, frame_bytes=len(frame))
+                return None
+            frames.append(frame)
+            offset += tokens
+        return np.frombuffer(b"".join(frames), dtype="<u4")
+
+    async def _ask(self, subject: str, claim: bytes) -> bytes | None:
+        """One frame; None if the router answers that it has nothing, or does not answer."""
+        for attempt in range(1, TRIES_MAX + 1):
+            try:
+                return await self._bus.request(subject, claim, REPLY_S_MAX) or None
+            except NoReply:
+                await self._clock.sleep(RETRY_S * attempt)
+        return None

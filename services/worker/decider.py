@@ -1,0 +1,236 @@
+"""What a node agent knows and says: the node's incarnation, its geometry, its jobs and its numbered cache events.
+
+State is the log's control subject and the node's own subject, folded, plus two things that are promises and not facts: the
+jobs on the desk, and the geometry that the engine serves between `adopt` and its commit. Rules:
+
+1.  An incarnation is one life of the node's engine, numbered from 1 without a repeat. Exactly one is alive at a time.
+2.  An accepted assignment ends in exactly one of `prefill-completed` and `prefill-aborted`.
+3.  Cache events are numbered from 1 without a gap per worker and incarnation. Evictions go before the stores they made
+    room for.
+4.  Commands of a term lower than the highest seen are refused; so are geometries older than the committed one.
+
+Every decision is pure and safe to repeat: what is said already gives [].
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from services.worker.cache_events import changes
+from services.worker.desk import Desk
+from services.worker.engine.protocol import EngineDescription, HandedOff, ItemResult
+from services.worker.job import AbortReason, Job, Stage
+from shared.contracts.envelope import EventData, Stored
+from shared.contracts.events import (
+    BlocksEvicted,
+    BlocksStored,
+    EpochCommitted,
+    KvHandedOff,
+    LeadershipTaken,
+    NodeDeclaredLost,
+    NodeLost,
+    NodeRegistered,
+    PrefillAborted,
+    PrefillCompleted,
+    PrefillStarted,
+    RankAdoptedEpoch,
+    RouterLost,
+)
+from shared.contracts.ids import BLOCK_ID_BYTES, BlockId, NodeId, WorkerId, epoch_of, worker_id
+from shared.model.cost import US_PER_S
+from shared.model.lattice import Composition, Group, groups_of
+
+LOST_ROUTERS_MAX = 1_000
+"""Lost router processes that are remembered; what one could still send arrives within seconds of its loss."""
+
+
+class Geometry(NamedTuple):
+    """An epoch of this node. Epoch 0 is none: no workers."""
+
+    epoch: int
+    composition: Composition
+
+    def workers(self, node: NodeId) -> dict[WorkerId, Group]:
+        """From rank 0 up."""
+        groups = groups_of(self.composition) if self.composition else ()
+        return {worker_id(node, self.epoch, group.first_rank): group for group in groups}
+
+
+NO_GEOMETRY = Geometry(0, ())
+
+
+@dataclass(slots=True)
+class State:
+    """`evolve` and `serve` are its writers; the desk changes by its own methods. `held_blocks` counts, per worker of the
+    geometry served, what the incarnation has stored and not evicted."""
+
+    node: NodeId
+    desk: Desk
+    incarnation: int = 0
+    alive: bool = False
+    term: int = 0
+    committed: Geometry = NO_GEOMETRY
+    served: Geometry = NO_GEOMETRY
+    numbers: dict[WorkerId, int] = field(default_factory=dict)
+    held_blocks: dict[WorkerId, int] = field(default_factory=dict)
+    lost_routers: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+
+class Prefilled(NamedTuple):
+    """What a job's one step gave: its own share, what the worker lost for it, and times in whole microseconds."""
+
+    item: ItemResult
+    evicted: tuple[BlockId, ...]
+    queue_us: int
+    prefill_us: int
+
+
+def initial(node: NodeId, queue_max: int) -> State:
+    """Before the first event."""
+    return State(node, Desk(queue_max))
+
+
+def evolve(state: State, stored: Stored) -> None:
+    """Fold one event. Other nodes' events leave the state as it is."""
+    match stored.data:
+        case NodeRegistered() as data if data.node == state.node:
+            state.incarnation, state.alive = max(state.incarnation, data.incarnation), True
+            state.numbers = {}
+        case NodeLost() | NodeDeclaredLost() as data if data.node == state.node:
+            state.incarnation = max(state.incarnation, data.incarnation)
+            state.alive = state.alive and data.incarnation < state.incarnation
+        case RankAdoptedEpoch() as data if data.node == state.node:
+            state.incarnation = max(state.incarnation, data.incarnation)
+        case EpochCommitted() as data if data.node == state.node:
+            state.committed = Geometry(data.epoch, data.composition)
+        case LeadershipTaken() as data:
+            state.term = max(state.term, data.term)
+        case RouterLost() as data:
+            state.lost_routers[data.source] = None
+            if len(state.lost_routers) > LOST_ROUTERS_MAX:
+                state.lost_routers.popitem(last=False)
+        case BlocksStored() as data:
+            state.numbers[data.worker] = data.number
+            state.held_blocks[data.worker] = state.held_blocks.get(data.worker, 0) + data.blocks
+        case BlocksEvicted() as data:
+            state.numbers[data.worker] = data.number
+            state.held_blocks[data.worker] -= len(data.block_ids) // BLOCK_ID_BYTES
+        case PrefillStarted() | PrefillCompleted() | PrefillAborted() as data:
+            _move(state.desk, data)
+        case _:
+            pass
+
+
+def _move(desk: Desk, data: PrefillStarted | PrefillCompleted | PrefillAborted) -> None:
+    """Jobs of earlier lives of this agent are on no desk."""
+    job = desk.find(data.request, data.attempt)
+    if job is None:
+        return
+    match data:
+        case PrefillStarted():
+            desk.start(job)
+        case PrefillCompleted():
+            desk.stream(job)
+        case PrefillAborted():
+            desk.end(job)
+
+
+def serve(state: State, geometry: Geometry, held_blocks: dict[WorkerId, int]) -> None:
+    """The engine serves `geometry` from now on, and its workers hold this much."""
+    state.served = geometry
+    state.held_blocks = held_blocks
+    state.desk.open_workers(list(geometry.workers(state.node)))
+
+
+# --- the node's life
+
+
+def register(state: State, engine: EngineDescription, coefficients_version: str) -> list[EventData]:
+    """The next incarnation; one that the log still believes alive ends first."""
+    registered = NodeRegistered(
+        node=state.node,
+        incarnation=state.incarnation + 1,
+        engine=engine.engine,
+        model=engine.model,
+        model_revision=engine.model_revision,
+        tokenizer_revision=engine.tokenizer_revision,
+        dtype=engine.dtype,
+        kv_layout=engine.kv_layout,
+        block_tokens=engine.block_tokens,
+        kv_bytes_per_token=engine.kv_bytes_per_token,
+        prefill_ranks=engine.prefill_ranks,
+        decode_ranks=engine.decode_ranks,
+        degrees=engine.degrees,
+        blocks_per_rank=engine.blocks_per_rank,
+        prompt_tokens_max=engine.prompt_tokens_max,
+        coefficients_version=coefficients_version,
+        epoch=state.served.epoch,
+        composition=state.served.composition,
+    )
+    return [*lose(state, "the agent was restarted", "engine-died"), registered]
+
+
+def lose(state: State, reason: str, abort: AbortReason) -> list[EventData]:
+    """The incarnation ends, and with it every job that has not had its first token."""
+    lost = [NodeLost(node=state.node, incarnation=state.incarnation, reason=reason)] if state.alive else []
+    return [*lost, *(fact for job in state.desk for fact in abort_job(job, abort))]
+
+
+# --- a job's life
+
+
+def start(job: Job, queue_us: int) -> list[EventData]:
+    """The head of a queue begins its step."""
+    if job.stage is not Stage.QUEUED:
+        return []
+    return [
+        PrefillStarted(
+            request=job.assign.request, attempt=job.assign.attempt, worker=job.assign.worker, queue_us=queue_us
+        )
+    ]
+
+
+def complete(state: State, job: Job, prefilled: Prefilled) -> list[EventData]:
+    """A running step has given its first token; its blocks are the worker's."""
+    if job.stage is not Stage.RUNNING:
+        return []
+    completed = PrefillCompleted(
+        request=job.assign.request,
+        attempt=job.assign.attempt,
+        worker=job.worker,
+        node_epoch=epoch_of(job.worker),
+        computed_tokens=prefilled.item.computed_tokens,
+        cached_own_tokens=prefilled.item.cached_tokens,
+        queue_us=prefilled.queue_us,
+        prefill_us=prefilled.prefill_us,
+    )
+    number = state.numbers.get(job.worker, 0)
+    stored = prefilled.item.stored
+    return [
+        completed,
+        *changes(job.worker, state.incarnation, number, prefilled.evicted, job.assign.request, stored),
+    ]
+
+
+def abort_job(job: Job, reason: AbortReason) -> list[EventData]:
+    """A job ends without a first token."""
+    if job.stage not in (Stage.QUEUED, Stage.RUNNING):
+        return []
+    return [
+        PrefillAborted(request=job.assign.request, attempt=job.assign.attempt, worker=job.assign.worker, reason=reason)
+    ]
+
+
+def hand_off(job: Job, handed_off: HandedOff) -> list[EventData]:
+    """The decode rank that the router chose has the prompt's KV."""
+    assert job.assign.decode_worker is not None, "only a job with a decode worker is handed off"
+    return [
+        KvHandedOff(
+            request=job.assign.request,
+            attempt=job.assign.attempt,
+            worker=job.worker,
+            decode_worker=job.assign.decode_worker,
+            bytes=handed_off.bytes,
+            handoff_us=round(handed_off.seconds * US_PER_S),
+        )
+    ]

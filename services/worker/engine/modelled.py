@@ -1,0 +1,310 @@
+"""An engine without tensors: time passes as the cost model says, and blocks are counted in a real `KvPool`.
+
+It stands for any number of GPUs on one machine, in real time or in a simulator's. Nothing in it fails by itself: a node's
+death is its `close`. What it generates is a function of every token before the new one (and of the seed, if sampling is
+asked for), so a request that continues elsewhere, from its prompt and what it had generated, gets the same tokens.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+
+from services.worker.engine.kv_pool import KvPool
+from services.worker.engine.protocol import (
+    Busy,
+    Cancelled,
+    EngineDescription,
+    EngineDied,
+    EngineError,
+    HandedOff,
+    Health,
+    ItemResult,
+    PrefillItem,
+    PrefillStep,
+    RankAdopted,
+    Resident,
+    Sampling,
+    StaleEpoch,
+    StepResult,
+    Token,
+)
+from shared.contracts.ids import BlockId, RequestId
+from shared.model.cost import US_PER_S, Coefficients
+from shared.model.lattice import DEGREES, Composition, Group
+from shared.runtime.clock import Clock
+
+ADOPT_S = 0.02
+"""Barrier and group switch; the torch engine's barrier over eight ranks takes about as long."""
+
+DECODE_TICK_S = 0.01
+"""Decode sleeps at least this long and then yields every token that is due: a timer per token and sequence would keep a
+processor busy when modelled time runs fast."""
+
+FIRST_TOKEN_ID = 1_000
+"""Generated ids lie in [1000, vocabulary): tokenizers keep their special tokens outside."""
+
+NOISE_MIN = 0.1
+"""A step takes at least this share of its modelled time, however the noise falls."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelledNode:
+    """The machine that an engine stands for. Every modelled second takes 1/`speedup` seconds of the clock."""
+
+    model: str
+    model_revision: str
+    tokenizer_revision: str
+    vocabulary: int
+    prefill_ranks: int
+    decode_ranks: int
+    block_tokens: int
+    blocks_per_rank: int
+    context_tokens_max: int
+    kv_bytes_per_token: int
+    coefficients: Coefficients
+    tpot_s: float
+    link_bytes_per_s: float
+    speedup: float = 1.0
+    noise_sd: float = 0.0
+    straggler: float = 1.0
+
+
+class _Context:
+    """Everything said so far in one request, as a running hash."""
+
+    def __init__(self, said: bytes) -> None:
+        self._said = blake2b(said, digest_size=8)
+
+    def copy(self) -> "_Context":
+        copied = _Context(b"")
+        copied._said = self._said.copy()
+        return copied
+
+    def next(self, sampling: Sampling, vocabulary: int) -> Token:
+        """Choose the next token; say it to make the choice after it another one."""
+        chosen = self._said.copy()
+        chosen.update(sampling.seed.to_bytes(8, "little", signed=True) if sampling.temperature > 0 else b"greedy")
+        first = int.from_bytes(chosen.digest(), "little")
+        ids = [FIRST_TOKEN_ID + (first + rank) % (vocabulary - FIRST_TOKEN_ID) for rank in range(sampling.logprobs + 1)]
+        if not sampling.logprobs:
+            return Token(ids[0])
+        return Token(ids[0], tuple((token, -0.5 - rank) for rank, token in enumerate(ids)))
+
+    def say(self, token: int) -> None:
+        self._said.update(token.to_bytes(4, "little"))
+
+
+class _Prefilled(NamedTuple):
+    """What a finished prefill leaves for the decode side."""
+
+    prompt_tokens: int
+    context: _Context
+
+
+class ModelledEngine:
+    """See `protocol.Engine` for the rules. `chance` is the noise of the step times and nothing else."""
+
+    def __init__(self, node: ModelledNode, clock: Clock, chance: random.Random) -> None:
+        self._node = node
+        self._clock = clock
+        self._chance = chance
+        self._pool = KvPool(node.prefill_ranks, node.blocks_per_rank, node.block_tokens)
+        self._epoch = 0
+        self._composition: Composition = ()
+        self._adopting = False
+        self._started = False
+        self._dead = asyncio.Event()
+        self._running: dict[Group, tuple[PrefillStep, asyncio.Event]] = {}
+        self._prefilled: dict[RequestId, _Prefilled] = {}
+        self._handed_off: dict[RequestId, _Context] = {}
+
+    async def start(self) -> None:
+        self._started = True
+        self._check_alive()
+
+    def describe(self) -> EngineDescription:
+        node = self._node
+        degrees = tuple(degree for degree in DEGREES if degree <= node.prefill_ranks)
+        return EngineDescription(
+            engine="modelled",
+            model=node.model,
+            model_revision=node.model_revision,
+            tokenizer_revision=node.tokenizer_revision,
+            dtype="bfloat16",
+            kv_layout="cyclic",
+            block_tokens=node.block_tokens,
+            prefill_ranks=node.prefill_ranks,
+            decode_ranks=node.decode_ranks,
+            degrees=degrees,
+            blocks_per_rank=node.blocks_per_rank,
+            prompt_tokens_max=min(node.context_tokens_max - 1, degrees[-1] * node.blocks_per_rank * node.block_tokens),
+            kv_bytes_per_token=node.kv_bytes_per_token,
+        )
+
+    async def adopt(self, epoch: int, composition: Composition) -> tuple[RankAdopted, ...]:
+        self._check_alive()
+        if epoch < self._epoch:
+            raise StaleEpoch(f"adopt: epoch {epoch} is older than {self._epoch}, which is served")
+        if self._running or self._adopting:
+            raise Busy(f"adopt: {len(self._running)} steps run")
+        if epoch == self._epoch and composition != self._composition:
+            raise ValueError(f"composition {composition}: epoch {epoch} is served as {self._composition}")
+        seconds = 0.0
+        if epoch > self._epoch:
+            self._pool.adopt(composition)
+            self._epoch, self._composition = epoch, composition
+            seconds = ADOPT_S / self._node.speedup
+            self._adopting = True
+            try:
+                await self._sleep(seconds)
+            finally:
+                self._adopting = False
+        return tuple(RankAdopted(rank, seconds) for rank in range(self._node.prefill_ranks))
+
+    async def prefill(self, step: PrefillStep) -> StepResult:
+        self._check_alive()
+        if step.epoch != self._epoch:
+            raise StaleEpoch(f"prefill: epoch {step.epoch} is not {self._epoch}, which is served")
+        if self._adopting or step.group in self._running:
+            raise Busy(f"prefill: the worker at rank {step.group.first_rank} runs a step or adopts")
+        cancelled = asyncio.Event()
+        self._running[step.group] = (step, cancelled)
+        began_ns = self._clock.monotonic_ns()
+        try:
+            cached = self._reserve(step)
+            await self._run_step(self._step_s(step, cached), cancelled)
+            results = tuple(self._finish(item, tokens) for item, tokens in zip(step.items, cached, strict=True))
+        except BaseException:
+            for item in step.items:
+                self.release(item.request)
+            raise
+        finally:
+            del self._running[step.group]
+        seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
+        return StepResult(results, seconds, self._pool.take_evicted(step.group))
+
+    def cached_blocks(self, group: Group, chain: Sequence[BlockId]) -> int:
+        return self._pool.cached_blocks(group, chain)
+
+    def resident(self, group: Group) -> Resident:
+        return self._pool.resident(group)
+
+    async def hand_off(self, request: RequestId) -> HandedOff:
+        self._check_alive()
+        prefilled = self._prefilled.get(request)
+        if prefilled is None:
+            raise EngineError(f"hand_off: request {request} has no finished prefill here")
+        size = prefilled.prompt_tokens * self._node.kv_bytes_per_token
+        seconds = size / self._node.link_bytes_per_s / self._node.speedup
+        if request not in self._handed_off:
+            await self._sleep(seconds)
+            self._handed_off[request] = prefilled.context.copy()
+        return HandedOff(request, size, seconds)
+
+    async def decode(
+        self, request: RequestId, first_token: int, max_new_tokens: int, stop_tokens: frozenset[int], sampling: Sampling
+    ) -> AsyncIterator[Token]:
+        self._check_alive()
+        context = self._handed_off.get(request)
+        if context is None:
+            raise EngineError(f"decode: request {request} was not handed off")
+        tpot_s = self._node.tpot_s / self._node.speedup
+        due = max(1, round(DECODE_TICK_S / tpot_s))
+        context.say(first_token)
+        try:
+            for index in range(max_new_tokens):
+                if index % due == 0:
+                    await self._sleep(tpot_s * min(due, max_new_tokens - index))
+                token = context.next(sampling, self._node.vocabulary)
+                context.say(token.token)
+                yield token
+                if token.token in stop_tokens:
+                    return
+        finally:
+            self._handed_off.pop(request, None)
+
+    def release(self, request: RequestId) -> None:
+        self._pool.release(request)
+        self._prefilled.pop(request, None)
+
+    def cancel(self, request: RequestId) -> None:
+        for step, cancelled in self._running.values():
+            if any(item.request == request for item in step.items):
+                cancelled.set()
+                return
+        self.release(request)
+        self._handed_off.pop(request, None)
+
+    def health(self) -> Health:
+        if self._dead.is_set():
+            return Health(ok=False, ranks_alive=0, detail="closed")
+        ranks = self._node.prefill_ranks + self._node.decode_ranks
+        return Health(ok=self._started, ranks_alive=ranks if self._started else 0)
+
+    async def wait_died(self) -> str:
+        await self._dead.wait()
+        return "the modelled engine was closed"
+
+    async def close(self) -> None:
+        self._dead.set()
+
+    def check(self) -> None:
+        """Assert the pool's own rules, and that whatever is pinned is running or finished. For tests and simulation."""
+        self._pool.check()
+
+    def _check_alive(self) -> None:
+        if self._dead.is_set():
+            raise EngineDied("the modelled engine was closed")
+        if not self._started:
+            raise EngineError("the modelled engine was not started")
+
+    def _reserve(self, step: PrefillStep) -> list[int]:
+        """Reserve every item's blocks; returns the cached tokens of each."""
+        reservations = [
+            self._pool.reserve(item.request, step.group, item.chain, len(item.tokens)) for item in step.items
+        ]
+        return [reservation.reused_blocks * self._node.block_tokens for reservation in reservations]
+
+    def _step_s(self, step: PrefillStep, cached: Sequence[int]) -> float:
+        """Seconds of the clock. A packed step pays the constant d + g(C-1) once (model, 2.1)."""
+        costs, degree = self._node.coefficients, step.group.degree
+        constant_us = costs.prefill_us(degree, 0, 0)
+        shares_us = [
+            costs.prefill_us(degree, len(item.tokens) - tokens, tokens) - constant_us
+            for item, tokens in zip(step.items, cached, strict=True)
+        ]
+        noise = max(NOISE_MIN, self._chance.gauss(1.0, self._node.noise_sd))
+        seconds = (constant_us + sum(shares_us)) / US_PER_S
+        return seconds * noise * self._node.straggler / self._node.speedup
+
+    def _finish(self, item: PrefillItem, cached_tokens: int) -> ItemResult:
+        context = _Context(item.tokens.astype("<u4", copy=False).tobytes())
+        self._prefilled[item.request] = _Prefilled(len(item.tokens), context)
+        return ItemResult(
+            request=item.request,
+            cached_tokens=cached_tokens,
+            computed_tokens=len(item.tokens) - cached_tokens,
+            first_token=context.next(item.sampling, self._node.vocabulary),
+            stored=self._pool.commit(item.request),
+        )
+
+    async def _sleep(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        self._check_alive()
+
+    async def _run_step(self, seconds: float, cancelled: asyncio.Event) -> None:
+        """Sleep, unless the node dies (EngineDied) or the step is cancelled (Cancelled) first."""
+        waits = [
+            asyncio.ensure_future(each) for each in (self._clock.sleep(seconds), self._dead.wait(), cancelled.wait())
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+        self._check_alive()
+        if cancelled.is_set():
+            raise Cancelled("the step was cancelled")

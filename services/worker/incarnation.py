@@ -1,0 +1,288 @@
+"""One life of a node's engine: boot it, register the node, serve commands, and end in an orderly way whatever happens.
+
+Rules:
+
+1.  The agent outlives its engines. When ranks die or hang, or the pool has given this incarnation up, the log learns it at
+    once, every router concerned is told, and whatever was accepted has its end; then the engine is closed.
+2.  A recorded fact is published in order; a token frame does not wait for it, an answer to `adopt` does.
+"""
+
+import asyncio
+from collections.abc import Collection, Coroutine
+from typing import Any, NamedTuple
+
+import structlog
+
+from services.worker import cache_events
+from services.worker.admission import refuse_assign
+from services.worker.claims import Claims
+from services.worker.decider import NO_GEOMETRY, Prefilled, State, abort_job, lose, register, serve
+from services.worker.engine.protocol import Engine, EngineDescription, EngineDied, EngineError
+from services.worker.frames import Frames
+from services.worker.gate import Gate
+from services.worker.job import AbortReason, Job, JobKey, Stage
+from services.worker.ports import NodePorts
+from services.worker.steps import Effects, StepLoop
+from services.worker.streams import Stream
+from services.worker.waiting import within
+from shared.contracts.commands import Accepted, Assign, Cancel, Refused, Release, Released, Report
+from shared.contracts.ids import WorkerId
+from shared.model.cost import US_PER_S
+from shared.runtime.ports import Unavailable
+
+START_LIMIT_S = 300.0
+"""Loading a large model from a slow disk; an engine has limits of its own below it."""
+
+FAREWELL_LIMIT_S = 2.0
+POLL_S = 0.05
+
+UNASKED: tuple[AbortReason, ...] = ("claim-lost", "engine-died", "out-of-blocks", "draining", "engine")
+"""Ends that the router has not asked for: it is told by a frame, not only by the log."""
+
+
+class Ending(NamedTuple):
+    """Why a life ended, and what becomes of the jobs without a first token."""
+
+    reason: str
+    abort: AbortReason
+
+
+class Incarnation:
+    """`live` until it returns; commands only while `serving`."""
+
+    def __init__(self, ports: NodePorts, engine: Engine) -> None:
+        self.ports = ports
+        self.state: State = ports.state
+        self.engine = engine
+        self.description: EngineDescription = engine.describe()
+        self.gate = Gate()
+        self.serving = False
+        self._claims = Claims(ports.bulk, ports.subjects, ports.clock)
+        self._frames = Frames(ports.bulk, ports.subjects, ports.clock)
+        self._loops: dict[WorkerId, StepLoop] = {}
+        self._loop_tasks: list[asyncio.Task[None]] = []
+        self._streams: dict[JobKey, tuple[Stream, asyncio.Task[None]]] = {}
+        self._others: set[asyncio.Task[None]] = set()
+        self._ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._logger = structlog.get_logger(component="incarnation", node=ports.node)
+
+    # --- life
+
+    async def live(self) -> Ending:
+        """Errors: EngineError or TimeoutError if the engine does not start; then nothing was said of it."""
+        await within(self.ports.clock, START_LIMIT_S, self.engine.start())
+        await self._boot()
+        async with asyncio.TaskGroup() as self._tasks:
+            self.start_loops()
+            watch = self._tasks.create_task(self._watch())
+            self.serving = True
+            ending = await self._ended
+            self.serving = False
+            watch.cancel()
+            await self._bury(ending)
+        serve(self.state, NO_GEOMETRY, {})
+        return ending
+
+    async def _boot(self) -> None:
+        """Serve the last committed composition, if these ranks can, and register."""
+        geometry = self.state.committed
+        if geometry.epoch and sum(geometry.composition) != self.description.prefill_ranks:
+            self._logger.warning("the committed composition does not fit", composition=geometry.composition)
+            geometry = NO_GEOMETRY
+        if geometry.epoch:
+            await self.engine.adopt(geometry.epoch, geometry.composition)
+        serve(self.state, geometry, {})
+        self.ports.recorder.record(register(self.state, self.description, self.ports.coefficients_version))
+        self.ports.metrics.lives.labels(self.ports.node).inc()
+        self._logger.info("registered", incarnation=self.state.incarnation, epoch=geometry.epoch)
+
+    async def _watch(self) -> None:
+        self.end(await self.engine.wait_died(), "engine-died")
+
+    def end(self, reason: str, abort: AbortReason) -> None:
+        """The first reason counts."""
+        if not self._ended.done():
+            self._ended.set_result(Ending(reason, abort))
+
+    async def _bury(self, ending: Ending) -> None:
+        self._logger.warning("ended", incarnation=self.state.incarnation, reason=ending.reason)
+        told = [(job, self._index(job)) for job in self.state.desk]
+        aborted = sum(job.stage is not Stage.STREAMING for job, _ in told)
+        self.ports.recorder.record(lose(self.state, ending.reason, ending.abort))
+        self.ports.metrics.ended.labels(ending.abort).inc(aborted)
+        tasks = [*self._loop_tasks, *(task for _, task in self._streams.values()), *self._others]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._claims.close()
+        try:
+            await within(self.ports.clock, FAREWELL_LIMIT_S, self._tell(told, ending.abort))
+        except TimeoutError as error:
+            self._logger.warning("routers not told", jobs=len(told), error=str(error))
+
+    async def _tell(self, jobs: Collection[tuple[Job, int]], reason: AbortReason) -> None:
+        """A router that cannot be reached learns it from the log, or from silence."""
+        for job, index in jobs:
+            try:
+                await self._frames.broke_off(job.assign, reason, index)
+            except Unavailable as error:
+                self._logger.warning("router not told", request=job.assign.request, error=str(error))
+
+    async def finish(self, limit_s: float) -> None:
+        """SIGTERM: give back what is queued, let what runs end for up to `limit_s`, then end."""
+        self.state.desk.drain(self.state.desk.workers)
+        self.give_back(self.state.desk.workers)
+        try:
+            await within(self.ports.clock, limit_s, self._all_jobs_ended())
+        except TimeoutError:
+            self._logger.warning("stopped before the end", jobs=len(self.state.desk))
+        self.end("shutdown", "draining")
+
+    async def _all_jobs_ended(self) -> None:
+        while len(self.state.desk):
+            await self.ports.clock.sleep(POLL_S)
+
+    # --- the workers of the geometry served
+
+    def start_loops(self) -> None:
+        """One for each worker. The old ones, if there were any, are parked and go."""
+        for task in self._loop_tasks:
+            task.cancel()
+        effects = Effects(self._stream, self._aborted, lambda reason: self.end(reason, "engine-died"))
+        self._loops = {
+            worker: StepLoop(worker, group, self.ports, self.engine, self.gate, self._claims, effects)
+            for worker, group in self.state.served.workers(self.ports.node).items()
+        }
+        self._loop_tasks = [
+            self._tasks.create_task(loop.run(), name=f"steps {worker}") for worker, loop in self._loops.items()
+        ]
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Something that ends with this life at the latest."""
+        task = self._tasks.create_task(work, name=name)
+        self._others.add(task)
+        task.add_done_callback(self._others.discard)
+        return task
+
+    # --- commands
+
+    def assign(self, assign: Assign) -> Accepted | Refused:
+        """Queue it, unless it is here already or cannot be."""
+        desk = self.state.desk
+        if (answer := desk.answer_to(JobKey(assign.request, assign.attempt))) is not None:
+            return answer
+        if (refusal := refuse_assign(self.state, self.description, assign)) is not None:
+            return refusal
+        if not self.ports.recorder.outbox.ready:
+            return Refused(reason="full", detail="the log does not acknowledge events")
+        for given_up in desk.of_request(assign.request):
+            self.stop_job(given_up, "released")
+        job = desk.accept(assign, self.ports.clock.monotonic_ns())
+        self._loops[job.worker].wake()
+        return Accepted()
+
+    def release(self, command: Release) -> Released:
+        """Give a queued job back. One that is not known is refused if it should come later."""
+        key = JobKey(command.request, command.attempt)
+        job = self.state.desk.find(command.request, command.attempt)
+        if job is None:
+            if self.state.desk.answer_to(key) is None:
+                self.state.desk.refuse_later(key)
+            return Released(outcome="unknown")
+        if job.stage is not Stage.QUEUED:
+            return Released(outcome="started")
+        self.stop_job(job, "released")
+        return Released(outcome="released")
+
+    def cancel(self, command: Cancel) -> Accepted:
+        """Every attempt of the request that is here."""
+        for job in self.state.desk.of_request(command.request):
+            self.stop_job(job, "cancelled")
+        return Accepted()
+
+    def report(self, command: Report) -> Accepted | Refused:
+        """Publish what the workers hold."""
+        served = self.state.served.workers(self.ports.node)
+        if unknown := [worker for worker in command.workers if worker not in served]:
+            return Refused(reason="unknown-worker", detail=f"{unknown} are none of {list(served)}")
+        for worker in command.workers or served:
+            resident = self.engine.resident(served[worker])
+            number = self.state.numbers.get(worker, 0)
+            self.ports.recorder.record(cache_events.report(worker, self.state.incarnation, number, resident))
+        return Accepted()
+
+    def lose_router(self, source: str) -> None:
+        """Nobody waits for its requests any more."""
+        for job in self.state.desk:
+            if job.assign.router_source == source:
+                self.stop_job(job, "router-lost")
+
+    def give_back(self, workers: Collection[WorkerId]) -> int:
+        """Return what is queued at `workers`; says how many that were."""
+        queued = [job for job in self.state.desk if job.stage is Stage.QUEUED and job.worker in workers]
+        for job in queued:
+            self.stop_job(job, "draining")
+        return len(queued)
+
+    def stop_job(self, job: Job, reason: AbortReason) -> None:
+        """Queued: at once. In prefill: at the next step boundary. Streaming: its stream ends, its blocks stay cached."""
+        match job.stage:
+            case Stage.QUEUED:
+                self.ports.recorder.record(abort_job(job, reason), job)
+                self._aborted(job, reason)
+            case Stage.RUNNING:
+                job.stop = job.stop or reason
+                self.engine.cancel(job.key.engine_id)
+            case Stage.STREAMING:
+                self._streams[job.key][1].cancel()
+            case Stage.ENDED:
+                pass
+
+    # --- what steps lead to
+
+    def _aborted(self, job: Job, reason: AbortReason) -> None:
+        self._claims.drop(job)
+        self.ports.metrics.ended.labels(reason).inc()
+        if reason in UNASKED:
+            self.spawn(self._tell([(job, 0)], reason), f"tell {job.key.engine_id}")
+
+    def _stream(self, job: Job, prefilled: Prefilled) -> None:
+        self._measure(job, prefilled)
+        if job.stop is not None:
+            # The cancellation came too late for the step: its blocks stay, its tokens go nowhere.
+            self._end_stream(job)
+            return
+        stream = Stream(job, self.engine, self._frames, self.ports.recorder, self.ports.clock)
+        task = self._tasks.create_task(self._run_stream(job, stream, prefilled), name=f"stream {job.key.engine_id}")
+        self._streams[job.key] = stream, task
+        # A callback, because a task that is cancelled before it began runs no `finally`.
+        task.add_done_callback(lambda _: self._end_stream(job))
+
+    async def _run_stream(self, job: Job, stream: Stream, prefilled: Prefilled) -> None:
+        try:
+            await stream.run(prefilled)
+        except EngineDied as error:
+            self.end(str(error), "engine-died")
+        except EngineError as error:
+            self._logger.error("stream failed", request=job.assign.request, error=str(error))
+            await self._tell([(job, stream.index)], "engine")
+        except Unavailable as error:
+            self._logger.error("router not reachable", request=job.assign.request, error=str(error))
+
+    def _end_stream(self, job: Job) -> None:
+        """Nothing of it stays pinned or in the decode memory."""
+        self._streams.pop(job.key, None)
+        self.engine.cancel(job.key.engine_id)
+        self.state.desk.end(job)
+
+    def _measure(self, job: Job, prefilled: Prefilled) -> None:
+        metrics, degree = self.ports.metrics, self.state.served.workers(self.ports.node)[job.worker].degree
+        metrics.ended.labels("completed").inc()
+        metrics.prefill_s.labels(degree).observe(prefilled.prefill_us / US_PER_S)
+        metrics.queue_s.observe(prefilled.queue_us / US_PER_S)
+        metrics.tokens.labels("computed").inc(prefilled.item.computed_tokens)
+        metrics.tokens.labels("cached").inc(prefilled.item.cached_tokens)
+
+    def _index(self, job: Job) -> int:
+        stream = self._streams.get(job.key)
+        return stream[0].index if stream else 0

@@ -1,0 +1,26 @@
+"""What everything of one node shares: its state, the way to the log, the buses, and its limits."""
+
+from typing import NamedTuple
+
+from services.worker.decider import State
+from services.worker.metrics import WorkerMetrics
+from services.worker.record import Recorder
+from shared.contracts.ids import NodeId
+from shared.contracts.subjects import Subjects
+from shared.runtime.clock import Clock
+from shared.runtime.ports import Bus
+
+
+class NodePorts(NamedTuple):
+    """`bulk` carries claims and token frames. `coefficients_version` names the set that predicts this node's prefills."""
+
+    node: NodeId
+    state: State
+    recorder: Recorder
+    clock: Clock
+    bus: Bus
+    bulk: Bus
+    subjects: Subjects
+    metrics: WorkerMetrics
+    coefficients_version: str
+    hung_step_s_min: float

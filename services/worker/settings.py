@@ -1,0 +1,76 @@
+"""What a worker process reads from its environment."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from shared.contracts.ids import NodeId, check_token
+from shared.model.blocks import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN
+from shared.model.lattice import RANKS_MAX
+from shared.runtime.settings import ServiceSettings
+
+NODES_MAX = 64
+
+
+class WorkerSettings(ServiceSettings):
+    """`VERTUMNUS_*`. A torch process is one node; a modelled process may stand for many."""
+
+    engine: Literal["torch", "modelled"] = "torch"
+    node: str | None = Field(default=None, description="this node's name, where one process is one node")
+    node_prefix: str = Field(default="n", description="nodes without a name of their own are <prefix>0, <prefix>1, …")
+    nodes: int = Field(default=1, ge=1, le=NODES_MAX, description="nodes this process stands for (modelled only)")
+    model_dir: Path | None = Field(default=None, description="Hugging Face directory of the model (torch)")
+
+    prefill_ranks: int = Field(default=8, ge=1, le=RANKS_MAX)
+    decode_ranks: int = Field(default=1, ge=0, le=RANKS_MAX)
+    block_tokens: int = Field(default=64, ge=BLOCK_TOKENS_MIN, le=BLOCK_TOKENS_MAX)
+    blocks_per_rank: int | None = Field(default=None, ge=1, le=1 << 24, description="128 for torch, 4096 for modelled")
+    context_tokens_max: int | None = Field(
+        default=None,
+        ge=2,
+        le=1 << 20,
+        description="prompt and new tokens of a request: 8192 for torch, 2^17 for modelled",
+    )
+    coefficients: str = Field(default="qwen3_30b_a3b_h20", description="the set that predicts this node's prefills")
+
+    queue_max: int = Field(default=256, ge=1, le=10_000, description="assignments that may wait at one worker")
+    hung_step_s_min: float = Field(default=30.0, gt=0, description="no step counts as hung before this")
+    stop_s_max: float = Field(default=8.0, ge=0, le=25, description="what SIGTERM leaves running steps and streams")
+
+    modelled_model: str = "modelled"
+    modelled_vocabulary: int = Field(default=49_152, ge=2_000, description="generated ids stay below this")
+    speedup: float = Field(default=1.0, gt=0, le=1_000, description="modelled time is divided by it")
+    noise_sd: float = Field(default=0.0, ge=0, le=1, description="of a step's time, relative")
+    straggler: float = Field(default=1.0, ge=0.1, le=100, description="factor on every step of this process")
+    tpot_s: float = Field(default=0.03, gt=0, le=10, description="modelled time per decoded token")
+    link_bytes_per_s: float = Field(default=50e9, gt=0, description="modelled bandwidth of a hand-off")
+    kv_bytes_per_token: int = Field(default=98_304, ge=1, description="modelled KV (48 layers, 4 heads of 128, bf16)")
+    seed: int = Field(default=0, description="of the modelled noise")
+
+    @property
+    def node_ids(self) -> tuple[NodeId, ...]:
+        """The nodes of this process."""
+        if self.node is not None:
+            return (NodeId(self.node),)
+        return tuple(NodeId(f"{self.node_prefix}{index}") for index in range(self.nodes))
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks of each prefill rank. A torch rank allocates them all when it starts."""
+        return self.blocks_per_rank or (128 if self.engine == "torch" else 4_096)
+
+    @property
+    def context_tokens(self) -> int:
+        """The model's own limit applies as well."""
+        return self.context_tokens_max or (8_192 if self.engine == "torch" else 1 << 17)
+
+    @model_validator(mode="after")
+    def _names_and_engine_agree(self) -> Self:
+        for node in self.node_ids:
+            check_token("node", node)
+        if self.nodes > 1 and (self.node is not None or self.engine == "torch"):
+            raise ValueError(f"nodes: {self.nodes} need engine=modelled and node_prefix instead of node")
+        if self.engine == "torch" and self.model_dir is None:
+            raise ValueError("model_dir: the torch engine needs a model directory")
+        return self
