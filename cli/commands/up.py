@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from cli.embedded.data_dir import RunningSystem
+    from cli.embedded.data_dir import DataDir, RunningSystem
     from cli.embedded.supervisor import Supervisor
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -51,11 +51,8 @@ def up(
 
     settings = CommandSettings()
     home = DataDir(data_dir or settings.data_dir)
-    model_dir = (model or home.models / DEFAULT_MODEL).resolve()
-    if engine == "torch" and not (model_dir / "config.json").exists():
-        raise typer.BadParameter(f"{model_dir} holds no model: run `make model`, or name one", param_hint="--model")
     try:
-        choices = SystemChoices(engine, model_dir, parse_composition(composition), router_port)
+        choices = SystemChoices(engine, _model_dir(engine, model, home), parse_composition(composition), router_port)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--composition") from error
 
@@ -73,6 +70,16 @@ def up(
     except (AlreadyRunning, StartFailed, GaveUp, OSError) as failure:
         say(f"vertumnus up: {failure}")
         raise typer.Exit(EXIT_FAILED) from failure
+
+
+def _model_dir(engine: str, asked: Path | None, home: "DataDir") -> Path | None:
+    """The model to serve. The modelled engine does without, but takes the tokenizer of one that is there."""
+    directory = (asked or home.models / DEFAULT_MODEL).resolve()
+    if (directory / "config.json").exists():
+        return directory
+    if engine == "modelled" and asked is None:
+        return None
+    raise typer.BadParameter(f"{directory} holds no model: run `make model`, or name one", param_hint="--model")
 
 
 def say(line: str) -> None:

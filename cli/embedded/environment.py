@@ -15,10 +15,10 @@ from shared.model.lattice import Composition
 
 @dataclass(frozen=True, slots=True)
 class SystemChoices:
-    """What `vertumnus up` was asked for. `router_port` 0 takes a free one."""
+    """What `vertumnus up` was asked for. Without `model_dir` only token ids are served; `router_port` 0 takes a free one."""
 
     engine: str
-    model_dir: Path
+    model_dir: Path | None
     composition: Composition
     router_port: int
 
@@ -37,8 +37,9 @@ def service_environment(name: str, choices: SystemChoices, servers: Servers, hom
         "VERTUMNUS_NATS_URL": servers.nats_url,
         "VERTUMNUS_BLOCK_KEY_FILE": str(home.block_key_file()),
         "VERTUMNUS_OPERATOR_KEY_FILE": str(home.operator_key_file()),
-        "VERTUMNUS_MODEL_DIR": str(choices.model_dir),
     }
+    if choices.model_dir is not None:
+        common["VERTUMNUS_MODEL_DIR"] = str(choices.model_dir)
     composition = ",".join(map(str, choices.composition))
     own = {
         "ledger": {"VERTUMNUS_DATABASE_URL": servers.database_url},

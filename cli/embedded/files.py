@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 def secret(file: Path) -> str:
-    """The 128-bit secret in `file` as 32 hex digits, made at first use."""
+    """The 256-bit secret in `file` as 64 hex digits, made at first use."""
     if not file.exists():
-        write_private(file, secrets.token_hex(16))
+        write_private(file, secrets.token_hex(32))
     return file.read_text()
 
 

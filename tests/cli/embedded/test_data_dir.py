@@ -60,6 +60,6 @@ def test_a_file_left_by_a_killed_system_does_not_count(tmp_path: Path) -> None:
 def test_the_block_key_is_made_once_and_private(tmp_path: Path) -> None:
     file = DataDir(tmp_path).block_key_file()
     key = file.read_text()
-    assert len(bytes.fromhex(key)) == 16
+    assert len(bytes.fromhex(key)) == 32
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert DataDir(tmp_path).block_key_file().read_text() == key
