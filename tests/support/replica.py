@@ -40,6 +40,7 @@ class Witness:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.events: list[Stored] = []
+        self._next_seq = 1
         self.projection: Projection[None] = Projection(
             runtime.log, [runtime.subjects.all_events], None, lambda _, stored: self.events.append(stored)
         )
@@ -50,6 +51,7 @@ class Witness:
     async def tell(self, *facts: EventData, sender: str) -> None:
         """Append as `sender` (a source or a node), which has to be the only writer of its subject."""
         sealer = self.runtime.sealer(sender)
+        sealer.next_seq, self._next_seq = self._next_seq, self._next_seq + len(facts)
         entries = [entry for _, entry in sealer.seal(facts, NO_ORIGIN)]
         expected = {
             subject: await last_sequence(self.runtime.log, subject, self.runtime.clock)
