@@ -28,9 +28,6 @@ from shared.runtime.appending import NO_ORIGIN, Fenced, append_once, last_sequen
 from shared.runtime.ports import LogLost, Unavailable
 from shared.runtime.service import Runtime
 
-ACTIVE_LOCK = 0x7665_7274_6C65
-"""Advisory lock ("vertle") of the one ledger that writes."""
-
 LOOK_EVERY_S = 1.0
 """Between two tries: for the lock, for the database, for an operator's word on a gap. Also how long an idle copy waits
 before it makes sure that it still has its connection."""
@@ -93,7 +90,7 @@ class Copier:
             connection.terminate()
 
     async def _wait_for_lock(self, connection: Any) -> None:
-        while not await connection.fetchval("SELECT pg_try_advisory_lock($1)", ACTIVE_LOCK):
+        while not await connection.fetchval("SELECT pg_try_advisory_lock($1)", database.ACTIVE_LOCK):
             self.trouble = None
             await self._runtime.clock.sleep(LOOK_EVERY_S)
 

@@ -6,6 +6,9 @@ from typing import Any
 import asyncpg
 
 ROLE = "vertumnus_ledger"
+ACTIVE_LOCK = 0x7665_7274_6C65
+"""Advisory lock ("vertle") of the one process that writes: the active ledger, or a rebuild."""
+
 CONNECT_LIMIT_S = 5.0
 STATEMENT_LIMIT_S = 60.0
 """A batch takes 0.1 s; what takes a minute has met a lock or a dead network."""

@@ -1,0 +1,80 @@
+"""The record from its first row to its last, page by page, in the order of the stream."""
+
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from services.ledger.records import LOG_TABLES, LogTable
+
+PAGE_EVENTS = 5_000
+
+
+class LogRow(NamedTuple):
+    """One row of a log table. `columns` are those that repeat what the bytes say."""
+
+    table: LogTable
+    stream_seq: int
+    raw: bytes
+    chain: bytes
+    columns: dict[str, Any]
+
+
+class LogInfo(NamedTuple):
+    """One log: what it follows, how far it is copied, and its accepted gaps as (first, last) missing sequence."""
+
+    log: UUID
+    number: int
+    predecessor: UUID | None
+    predecessor_seq: int | None
+    stream_seq: int
+    heads: dict[LogTable, bytes]
+    gaps: tuple[tuple[int, int], ...]
+
+
+async def logs(connection: Any) -> list[LogInfo]:
+    """Every log, oldest first. For one view of all of it, call within a repeatable-read transaction."""
+    found = []
+    for row in await connection.fetch("SELECT * FROM logs JOIN checkpoints USING (log) ORDER BY number"):
+        gaps = await connection.fetch("SELECT from_seq, to_seq FROM gaps WHERE log = $1 ORDER BY from_seq", row["log"])
+        found.append(
+            LogInfo(
+                row["log"],
+                row["number"],
+                row["predecessor"],
+                row["predecessor_seq"],
+                row["stream_seq"],
+                {table: row[f"{table}_head"] for table in LOG_TABLES},
+                tuple((gap["from_seq"], gap["to_seq"]) for gap in gaps),
+            )
+        )
+    return found
+
+
+async def pages(connection: Any, log: LogInfo) -> AsyncIterator[list[LogRow]]:
+    """The rows of one log in stream order, up to its checkpoint and whatever lies beyond."""
+    last = max([log.stream_seq, *[await connection.fetchval(_LAST[table], log.log) or 0 for table in LOG_TABLES]])
+    for start in range(0, last, PAGE_EVENTS):
+        rows: list[LogRow] = []
+        for table in LOG_TABLES:
+            found = await connection.fetch(_PAGE[table], log.log, start, start + PAGE_EVENTS)
+            rows += [LogRow(table, row["stream_seq"], row["raw"], row["chain"], _rest(row)) for row in found]
+        rows.sort(key=lambda row: row.stream_seq)
+        yield rows
+
+
+def _rest(row: Any) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in ("stream_seq", "raw", "chain")}
+
+
+_REPEATED = "id, source, source_seq"
+_COLUMNS: dict[LogTable, str] = {
+    "decisions": f"{_REPEATED}, type, version, pool, time_ns, correlation, causation",
+    "block_events": f"{_REPEATED}, type, version, pool, time_ns, correlation, causation, day",
+    "repeats": _REPEATED,
+}
+_PAGE = {
+    table: f"SELECT stream_seq, raw, chain, {_COLUMNS[table]} FROM {table} "  # noqa: S608
+    "WHERE log = $1 AND stream_seq > $2 AND stream_seq <= $3"
+    for table in LOG_TABLES
+}
+_LAST = {table: f"SELECT max(stream_seq) FROM {table} WHERE log = $1" for table in LOG_TABLES}  # noqa: S608
