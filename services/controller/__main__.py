@@ -24,6 +24,7 @@ async def main() -> None:
         projection = Projection(runtime.log, heard, state, decider.evolve)
         leadership = Leadership(
             runtime.lease("controller"),
+            projection,
             Fence(projection, runtime.sealer(runtime.source), subjects.control, clock),
             lambda lease_term: decider.take_leadership(state, runtime.source, lease_term),
             clock,

@@ -1,22 +1,24 @@
 """One leader and a warm standby for a role (controller, cache manager).
 
 The standby folds like the leader and asks for the lease. Whoever gets it announces its term through the fence before it
-decides anything else. A leader that loses its lease, or whose decision is fenced off, stops deciding at once and is a
+decides anything else. A leader that loses its lease, folds a newer term or is fenced off stops deciding at once and is a
 standby again: its state was only ever changed by the log, so there is nothing to undo and no need to restart.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import structlog
 
-from shared.contracts.envelope import EventData
+from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import CacheLeadershipTaken, LeadershipTaken
 from shared.runtime.appending import NO_ORIGIN, Fenced, Origin
 from shared.runtime.clock import Clock
 from shared.runtime.fence import Fence
 from shared.runtime.lease import ASK_EVERY_S, RENEW_EVERY_S
 from shared.runtime.ports import Lease, Unavailable
+from shared.runtime.projection import Projection
 
 UNSURE_AFTER_NS = round(2 * RENEW_EVERY_S * 1e9)
 """Without a renewal for this long, the servers may be away."""
@@ -39,9 +41,10 @@ Decide = Callable[[], Sequence[EventData]]
 class Leadership:
     """Keeps the lease, and lets decisions through one at a time while it is held. `term` is None for a standby."""
 
-    def __init__(self, lease: Lease, fence: Fence, announce: Announce, clock: Clock) -> None:
+    def __init__(
+        self, lease: Lease, projection: Projection[Any], fence: Fence, announce: Announce, clock: Clock
+    ) -> None:
         self.term: int | None = None
-        self.since_ns = 0
         self._renewed_ns = 0
         self._lease = lease
         self._fence = fence
@@ -49,6 +52,8 @@ class Leadership:
         self._clock = clock
         self._turn = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
+        self._announced: type[EventData] | None = None
+        projection.listen(self._folded)
         self._logger = structlog.get_logger(component="leadership")
 
     async def start(self) -> None:
@@ -98,6 +103,14 @@ class Leadership:
             await self._lease.release()
             raise NotLeading(str(error)) from error
 
+    def _folded(self, stored: Stored) -> None:
+        """A newer term of this role ends ours, even before the lease is asked: what we have folded no fence refuses."""
+        data = stored.data
+        if self.term is None or type(data) is not self._announced:
+            return
+        if isinstance(data, LeadershipTaken | CacheLeadershipTaken) and data.term > self.term:
+            self._step_down(f"{data.leader} leads with term {data.term}")
+
     async def _keep_forever(self) -> None:
         while True:
             try:
@@ -120,8 +133,9 @@ class Leadership:
             if lease_term is None:
                 return
             taken = self._announce(lease_term)
+            self._announced = type(taken)
             await self._commit([taken], NO_ORIGIN)
-            self.since_ns = self._renewed_ns = self._clock.monotonic_ns()
+            self._renewed_ns = self._clock.monotonic_ns()
             self.term = taken.term
             self._logger.info("leading", term=taken.term)
 

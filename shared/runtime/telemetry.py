@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 import structlog
@@ -66,7 +67,7 @@ def process_metrics() -> CollectorRegistry:
 
 
 def watch_log(
-    metrics: CollectorRegistry, clock: Clock, projection: Projection[object], outbox: Outbox | None = None
+    metrics: CollectorRegistry, clock: Clock, projection: Projection[Any], outbox: Outbox | None = None
 ) -> None:
     """Show how far a service has folded the log, and what it has not got rid of."""
     lag = Gauge(
