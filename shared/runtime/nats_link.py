@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import nats.errors
@@ -22,23 +22,32 @@ BUFFER_BYTES_MAX = 8 * 2**20
 """What may wait in the client while the server is away."""
 
 
+class _Watcher(NamedTuple):
+    disconnected: Callable[[], None]
+    reconnected: Callable[[], None]
+
+
 class NatsLink:
     """A connected client. `closed` returns once it has ended for good other than by `close`."""
 
     def __init__(self, addresses: str) -> None:
         self.client = Client()
         self.addresses = addresses
-        self._on_reconnect: list[Callable[[], None]] = []
+        self._watchers: list[_Watcher] = []
         self._closed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._closing = False
         self._refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._last_error: Exception | None = None
         self._logger = structlog.get_logger(component="nats", server=addresses)
 
-    def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after each reconnection; returns what ends that."""
-        self._on_reconnect.append(callback)
-        return lambda: self._on_reconnect.remove(callback)
+    def watch(self, disconnected: Callable[[], None], reconnected: Callable[[], None]) -> Callable[[], None]:
+        """Call these whenever the connection breaks, before anything is read from the next one, and when that is there.
+
+        Returns what ends it.
+        """
+        watcher = _Watcher(disconnected, reconnected)
+        self._watchers.append(watcher)
+        return lambda: self._watchers.remove(watcher)
 
     def require_connected(self) -> None:
         """Unavailable while the server is away: what is written now would be buffered and arrive late."""
@@ -105,11 +114,13 @@ class NatsLink:
     async def _disconnected(self) -> None:
         if not self._closing:
             self._logger.warning("nats disconnected")
+        for watcher in tuple(self._watchers):
+            watcher.disconnected()
 
     async def _reconnected(self) -> None:
         self._logger.info("nats reconnected")
-        for callback in tuple(self._on_reconnect):
-            callback()
+        for watcher in tuple(self._watchers):
+            watcher.reconnected()
 
     async def _ended(self) -> None:
         if not self._closing and not self._closed.done():

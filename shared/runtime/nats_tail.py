@@ -64,13 +64,13 @@ class NatsTail:
         self._heard_ns = 0
         self._look_again = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
-        self._forget_reconnects: Callable[[], None] | None = None
+        self._unwatch: Callable[[], None] | None = None
         self._failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._logger = structlog.get_logger(component="tail", stream=stream)
 
     async def start(self) -> None:
         """Errors: Unavailable; LogLost."""
-        self._forget_reconnects = self._link.on_reconnect(self._look_again.set)
+        self._unwatch = self._link.watch(self._end_turn, self._look_again.set)
         await self._follow()
         self._keeper = asyncio.create_task(self._keep_following(), name="tail")
 
@@ -78,9 +78,9 @@ class NatsTail:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
-        if self._forget_reconnects is not None:
-            self._forget_reconnects()
-            self._forget_reconnects = None
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
         await self._leave()
 
     async def failed(self) -> Exception:
@@ -159,9 +159,16 @@ class NatsTail:
         elif first > self._scanned_seq + 1:
             raise LogLost(f"stream {self._stream} now begins at {first}; only {self._scanned_seq} had been reached")
 
+    def _end_turn(self) -> None:
+        """Deliver nothing more from this consumer.
+
+        After a reconnection the server goes on pushing where it was, with the next number, over messages that are gone.
+        """
+        self._turn += 1
+
     async def _leave(self) -> None:
         """Stop reading. Nothing is delivered after this, whatever is still on its way."""
-        self._turn += 1
+        self._end_turn()
         subscription, self._subscription = self._subscription, None
         consumer, self._consumer = self._consumer, None
         try:
@@ -174,7 +181,7 @@ class NatsTail:
             self._logger.debug("consumer not deleted", error=str(error))
 
     def _fail(self, error: Exception) -> None:
-        self._turn += 1
+        self._end_turn()
         if not self._failure.done():
             self._failure.set_result(error)
 
@@ -224,7 +231,7 @@ class _Reader:
 
     def _lost(self) -> None:
         """A push went missing: the rest of this consumer is of no use."""
-        self._tail._turn += 1
+        self._tail._end_turn()
         self._tail._look_again.set()
 
 

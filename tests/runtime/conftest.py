@@ -2,8 +2,9 @@
 
 import random
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -18,6 +19,7 @@ from shared.runtime.nats_link import NatsLink, connect
 from shared.runtime.nats_log import NatsLog, open_log
 from shared.runtime.ports import Bus, EventLog
 from shared.runtime.settings import ServiceSettings
+from tests.runtime.proxy import Proxy
 
 SUBJECTS = Subjects("test")
 CLOCK = SystemClock()
@@ -36,13 +38,21 @@ class World(NamedTuple):
 class NatsClient:
     """Connections of one process to a test's NATS server."""
 
-    def __init__(self, server: EmbeddedNats, stack: AsyncExitStack, seed: int = 0) -> None:
-        self.server = server
-        self.ids = Ids(CLOCK, random.Random(seed))
+    def __init__(self, url: str, stack: AsyncExitStack) -> None:
+        self.url = url
+        self.ids = Ids(CLOCK, random.Random(url))
         self._stack = stack
 
+    @asynccontextmanager
+    async def proxied(self) -> AsyncIterator[tuple[Proxy, "NatsClient"]]:
+        """Another process, whose connections go through a proxy."""
+        port = urlsplit(self.url).port
+        assert port is not None
+        async with Proxy(port) as proxy, AsyncExitStack() as stack:
+            yield proxy, NatsClient(self.url.replace(f":{port}", f":{proxy.port}"), stack)
+
     async def link(self) -> NatsLink:
-        link = await connect(self.server.url, "test", limit_s=5)
+        link = await connect(self.url, "test", limit_s=5)
         self._stack.push_async_callback(link.close)
         return link
 
@@ -52,14 +62,14 @@ class NatsClient:
         return bus
 
     async def log(self) -> NatsLog:
-        settings = ServiceSettings(nats_url=self.server.url, pool="test")
+        settings = ServiceSettings(nats_url=self.url, pool="test")
         return await open_log(await self.link(), SUBJECTS, settings, CLOCK, self.ids)
 
 
 @pytest.fixture
 async def nats(nats_server: EmbeddedNats) -> AsyncIterator[NatsClient]:
     async with AsyncExitStack() as stack:
-        yield NatsClient(nats_server, stack)
+        yield NatsClient(nats_server.url, stack)
 
 
 @pytest.fixture(params=["memory", "nats"])
@@ -72,7 +82,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
             leases = CellLease(cell, "a", CLOCK), CellLease(cell, "b", CLOCK)
             yield World(MemoryLog(), bus, bus, CLOCK, leases)
             return
-        client = NatsClient(request.getfixturevalue("nats_server"), stack)
+        client = NatsClient(request.getfixturevalue("nats_server").url, stack)
         link = await client.link()
         await open_leases(link, SUBJECTS, replicas=1)
         cells = NatsCell(link, SUBJECTS, "leader"), NatsCell(await client.link(), SUBJECTS, "leader")
