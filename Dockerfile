@@ -14,8 +14,8 @@ ENV PYTHONUNBUFFERED=1 \
     PIP_ROOT_USER_ACTION=ignore
 RUN groupadd --gid 10001 vertumnus \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin vertumnus \
- && install --directory --owner 10001 --group 10001 --mode 0750 \
-      /run/vertumnus/secrets /var/lib/vertumnus /var/lib/vertumnus/models /var/lib/nats
+ && for directory in /run/vertumnus/secrets /var/lib/vertumnus/models /var/lib/nats; do \
+      mkdir -p "$directory" && chown 10001:10001 "$directory" && chmod 0750 "$directory"; done
 WORKDIR /opt/vertumnus
 # The packages before the source: a change of the source builds in a second.
 COPY pyproject.toml constraints.txt ./
@@ -35,18 +35,21 @@ RUN pip install --constraint constraints.txt transformers gguf accelerate \
 
 FROM control-packages AS control
 COPY . .
+RUN python -m compileall -q .
 USER 10001:10001
 ENTRYPOINT ["python", "-m"]
 CMD ["services.router"]
 
 FROM worker-packages AS worker
 COPY . .
+RUN python -m compileall -q .
 USER 10001:10001
 ENTRYPOINT ["python", "-m"]
 CMD ["services.worker"]
 
 FROM model-packages AS model
 COPY . .
+RUN python -m compileall -q .
 USER 10001:10001
 ENTRYPOINT ["python", "-m"]
 CMD ["services.worker.engine.torch.convert", "/var/lib/vertumnus/models/SmolLM2-135M-Instruct"]
