@@ -122,7 +122,7 @@ def describe(system: "RunningSystem", seconds: float, *, as_json: bool) -> str:
     return f"""
 Vertumnus is ready ({seconds:.1f} s)
   API      {system.api_url}/v1
-  console  {system.console_url}
+  console  {system.console_url} (the key is in {system.operator_key_file})
   logs     {system.services["router"].log.parent}
 
 Ask it something:

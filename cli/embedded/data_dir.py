@@ -33,6 +33,7 @@ class RunningSystem(BaseModel):
     pid: int
     nats_url: str
     database_url: str
+    operator_key_file: Path
     services: dict[str, RunningService]
 
     @property

@@ -55,6 +55,7 @@ class EmbeddedSystem:
                 pid=os.getpid(),
                 nats_url=servers.nats_url,
                 database_url=servers.database_url,
+                operator_key_file=self._home.operator_key_file(),
                 services={s.name: RunningService(url=s.url, log=s.log) for s in services},
             )
             self._home.announce(system)
