@@ -12,7 +12,11 @@ from cli.embedded.data_dir import AlreadyRunning, DataDir, RunningService, Runni
 def system(pid: int, log: Path) -> RunningSystem:
     services = {name: RunningService(url=f"http://127.0.0.1:1/{name}", log=log) for name in ("router", "ledger")}
     return RunningSystem(
-        pid=pid, nats_url="nats://u:p@h:1", database_url="postgresql+asyncpg://u:p@h:1/d", services=services
+        pid=pid,
+        nats_url="nats://u:p@h:1",
+        database_url="postgresql+asyncpg://u:p@h:1/d",
+        operator_key_file=log.parent / "operator.key",
+        services=services,
     )
 
 
