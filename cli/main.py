@@ -2,7 +2,7 @@
 
 import typer
 
-from cli.commands import doctor, trace, up
+from cli.commands import doctor, events, ledger, trace, up
 
 app = typer.Typer(
     name="vertumnus",
@@ -15,3 +15,5 @@ app = typer.Typer(
 app.command("up")(up.up)
 app.command("doctor")(doctor.doctor)
 app.add_typer(trace.app, name="trace")
+app.add_typer(events.app, name="events")
+app.add_typer(ledger.app, name="ledger")

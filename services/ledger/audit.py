@@ -7,6 +7,7 @@ a node only rise, and every planned reconfiguration is committed or aborted once
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from services.ledger import database, reading
@@ -44,8 +45,9 @@ class Audit:
             self.violations.append(rule)
 
 
-async def audit(database_url: str, *, settled: bool = False) -> Audit:
+async def audit(database_url: str, *, settled: bool = False, progress: Callable[[int], None] | None = None) -> Audit:
     """Examine the record as of now. `settled`: nothing is under way any more, so an open request is a violation.
+    `progress` is told how many events have been examined.
 
     Errors: those of `database.connect`.
     """
@@ -58,6 +60,8 @@ async def audit(database_url: str, *, settled: bool = False) -> Audit:
                 async for page in reading.pages(connection, log):
                     for row in page:
                         examiner.row(row)
+                    if progress is not None:
+                        progress(examiner.events)
                 examiner.end()
         return examiner.verdict(settled)
     finally:
@@ -77,6 +81,11 @@ class Examiner:
         """Accepted gaps and changes of log so far: a source's numbers may jump over one."""
         self._log: LogInfo | None = None
         self._next_seq = 1
+
+    @property
+    def events(self) -> int:
+        """How many rows so far."""
+        return self._audit.events
 
     def begin(self, log: LogInfo) -> None:
         """The rows of `log` follow."""

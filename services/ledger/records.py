@@ -23,7 +23,7 @@ KEY_CHARS_MAX = 256
 
 BIGINT_MAX = 2**63 - 1
 INTEGER_MAX = 2**31 - 1
-_WIDE_NUMBER = re.compile(rb"9\d{18}|\d{20}")
+_WIDE_NUMBER = re.compile(rb"[:,\[-]\s*(?:9\d{18}|\d{20})")
 _DAY_NS = 86_400 * 10**9
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 

@@ -68,10 +68,9 @@ class NatsLog:
     async def append(self, entries: Sequence[Entry], expected: Mapping[str, int]) -> int:
         assert 0 < len(entries) <= APPEND_ENTRIES_MAX, f"{len(entries)} entries in one append"
         assert expected.keys() <= {entry.subject for entry in entries}, "an expectation for a subject not written to"
-        self._link.require_connected()
         unstated = dict(expected)
         batch = self._ids.next().hex
-        try:
+        async with self._link.calling(f"append to {self._stream}", ANSWER_LIMIT_S):
             for number, entry in enumerate(entries, 1):
                 headers = {ID_HEADER: str(entry.id), TYPE_HEADER: entry.type}
                 if (last := unstated.pop(entry.subject, None)) is not None:
@@ -85,20 +84,18 @@ class NatsLog:
             answer = await self._link.client.request(
                 entry.subject, entry.payload, timeout=ANSWER_LIMIT_S, headers=headers
             )
-        except nats.errors.Error as error:
-            raise Unavailable(f"append to {self._stream}: {error}") from error
         return _acknowledged(answer.data)
 
     async def last_on(self, subject: str) -> tuple[int, bytes] | None:
         # Asked of the stream's leader, not of any replica: what was acknowledged must be seen.
-        self._link.require_connected()
-        try:
-            found = await self._js.get_last_msg(self._stream, subject)
-        except nats.js.errors.NotFoundError:
+        async with self._link.calling(f"read {subject}", ANSWER_LIMIT_S):
+            try:
+                found = await self._js.get_last_msg(self._stream, subject)
+            except nats.js.errors.NotFoundError:
+                found = None
+        if found is None:
             await self._info()
             return None
-        except nats.errors.Error as error:
-            raise Unavailable(f"read {subject}: {error}") from error
         assert found.seq is not None, "a stored message has a sequence"
         return found.seq, found.data or b""
 
@@ -113,13 +110,11 @@ class NatsLog:
 
     async def _info(self) -> StreamInfo:
         """Errors: Unavailable; LogLost if the stream is gone or another one."""
-        self._link.require_connected()
-        try:
-            info = await self._js.stream_info(self._stream)
-        except nats.js.errors.NotFoundError:
-            raise LogLost(f"stream {self._stream} is gone") from None
-        except nats.errors.Error as error:
-            raise Unavailable(f"stream {self._stream}: {error}") from error
+        async with self._link.calling(f"stream {self._stream}", ANSWER_LIMIT_S):
+            try:
+                info = await self._js.stream_info(self._stream)
+            except nats.js.errors.NotFoundError:
+                raise LogLost(f"stream {self._stream} is gone") from None
         found = (info.config.metadata or {}).get(IDENTITY_KEY)
         if found != self._identity:
             raise LogLost(f"stream {self._stream} was recreated: it is log {found}, not {self._identity}")
@@ -141,6 +136,20 @@ async def open_log(link: NatsLink, subjects: Subjects, settings: ServiceSettings
         info = await _with_limits(link, info, settings)
     except nats.js.errors.APIError as error:
         raise ServerUnfit(f"NATS at {link.addresses}: stream {subjects.stream}: {error.description}") from error
+    except nats.errors.Error as error:
+        raise Unavailable(f"stream {subjects.stream}: {error}") from error
+    return NatsLog(link, subjects.stream, _identity_in(info, subjects), clock, ids)
+
+
+async def find_log(link: NatsLink, subjects: Subjects, clock: Clock, ids: Ids) -> NatsLog:
+    """The pool's log as it is, for readers that must not create or change it. Errors: LogLost without one; ServerUnfit;
+    Unavailable."""
+    try:
+        info = await link.client.jetstream(timeout=ANSWER_LIMIT_S).stream_info(subjects.stream)
+    except nats.js.errors.NotFoundError:
+        raise LogLost(
+            f"NATS at {link.addresses} has no stream {subjects.stream}: no service of this pool has run"
+        ) from None
     except nats.errors.Error as error:
         raise Unavailable(f"stream {subjects.stream}: {error}") from error
     return NatsLog(link, subjects.stream, _identity_in(info, subjects), clock, ids)

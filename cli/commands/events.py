@@ -1,0 +1,131 @@
+"""`vertumnus events`: what happened, from the stream as it happens or from the record."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from services.ledger.audit import Audit
+
+app = typer.Typer(help="Read the event log.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, one object per line")]
+
+LAST_MAX = 1_000_000
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+T = TypeVar("T")
+
+
+@app.command()
+def tail(
+    kind: Annotated[list[str] | None, typer.Option("--type", help="only events of this type; may be repeated")] = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, max=LAST_MAX, help="begin this many events back")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with new events until Ctrl-C")] = False,
+    json: Json = False,
+) -> None:
+    """Print the newest events, from the stream itself: it works while Postgres is away."""
+    from cli.events.printing import json_line, line
+    from cli.events.tailing import tail as tail_stream
+    from cli.whereabouts import nats_url
+
+    form: Callable[[int, bytes], str] = json_line if json else line
+    kinds = frozenset(kind or ())
+    url = nats_url()
+    run(lambda: tail_stream(url, last, follow, kinds, lambda seq, raw: print(form(seq, raw), flush=follow)))
+
+
+@app.command()
+def get(
+    what: Annotated[str, typer.Argument(help="an event's id, its SEQ or LOG:SEQ, or a request")], json: Json = False
+) -> None:
+    """Print one event, or everything that the record says of a request. Exit status 1 if there is none."""
+    from rich.console import Console
+
+    from cli.events.finding import find
+    from cli.events.printing import line_of
+    from cli.whereabouts import database_url
+
+    url = database_url()
+    found = run(lambda: find(url, what))
+    if found is None:
+        typer.echo(f"{what}: neither an event nor a request of the record", err=True)
+        raise typer.Exit(EXIT_FAILED)
+    console = Console(soft_wrap=True)
+    if json:
+        console.out(_json(found), highlight=False)
+    elif "events" not in found:
+        console.print_json(data=found, default=str)
+    else:
+        for each in found["events"]:
+            console.out(line_of(each), highlight=False)
+        console.print_json(data={name: value for name, value in (found["request"] or {}).items() if value is not None})
+
+
+@app.command()
+def audit(
+    settled: Annotated[
+        bool, typer.Option("--settled", help="nothing is under way: open requests are violations")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Examine the whole record: nothing missing, nothing twice, nothing changed. Exit status 1 on a violation."""
+    from dataclasses import asdict
+
+    from cli.events.printing import progress
+    from cli.whereabouts import database_url
+    from services.ledger.audit import audit as audit_record
+
+    url = database_url()
+    with progress("events examined") as told:
+        found = run(lambda: audit_record(url, settled=settled, progress=told))
+    if json:
+        typer.echo(_json(asdict(found)))
+    else:
+        _print_audit(found)
+    if not found.clean:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def run(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """What `ask` returns. A server that is away or refuses ends the command with one line."""
+    from services.ledger.database import AWAY, SchemaMissing
+    from shared.runtime.ports import LogLost, Unavailable
+    from shared.runtime.server_checks import ServerUnfit
+
+    try:
+        return asyncio.run(ask())
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except (*AWAY, SchemaMissing, LogLost, Unavailable, ServerUnfit) as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        raise typer.Exit(EXIT_FAILED) from error
+
+
+def _print_audit(found: "Audit") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(soft_wrap=True, highlight=False)
+    table = Table("what", "how many")
+    rows = {"events": found.events, "logs": found.logs, "in accepted gaps": found.accepted_gap_events}
+    rows |= {f"in {name}": number for name, number in sorted(found.by_table.items())}
+    rows |= {"requests": found.requests, "open requests": len(found.open_requests)}
+    rows |= {f"ended by {name}": number for name, number in sorted(found.by_end.items())}
+    for name, number in rows.items():
+        table.add_row(name, f"{number:,}")
+    console.print(table)
+    for violation in found.violations:
+        console.print(violation, style="red", markup=False)
+    console.print(
+        "clean" if found.clean else f"{found.violation_count:,} violations", style="green" if found.clean else "red"
+    )
+
+
+def _json(value: Any) -> str:
+    import orjson
+
+    return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()

@@ -1,0 +1,1 @@
+"""What `vertumnus events` is made of: following the stream, finding in the record, printing."""

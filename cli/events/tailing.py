@@ -1,0 +1,67 @@
+"""Following the stream from the command line."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from shared.contracts.codec import BadEvent, decode
+from shared.contracts.subjects import Subjects
+from shared.runtime.clock import Ids, SystemClock
+from shared.runtime.nats_link import connect
+from shared.runtime.nats_log import find_log
+from shared.runtime.settings import ServiceSettings
+
+
+async def tail(
+    nats_url: str, last: int, follow: bool, kinds: frozenset[str], tell: Callable[[int, bytes], None]
+) -> None:
+    """Tell the `last` newest messages of the pool's stream that are of `kinds` (all, if empty), and new ones if `follow`.
+
+    Errors: Unavailable; LogLost; ServerUnfit.
+    """
+    settings = ServiceSettings(nats_url=nats_url)
+    subjects, clock = Subjects(settings.pool), SystemClock()
+    link = await connect(nats_url, "vertumnus-events", settings.nats_user, settings.nats_password())
+    try:
+        log = await find_log(link, subjects, clock, Ids(clock, random.Random()))
+        first_seq, last_seq = await log.bounds()
+        reached = asyncio.Event()
+
+        def deliver(subject: str, seq: int, raw: bytes) -> None:  # noqa: ARG001 - the shape of `Deliver`
+            if (follow or seq <= last_seq) and (not kinds or kind_of(raw) in kinds):
+                tell(seq, raw)
+            if seq >= last_seq:
+                reached.set()
+
+        after_seq = max(first_seq - 1, last_seq - last)
+        if after_seq == last_seq and not follow:
+            return
+        tailing = await log.tail([subjects.all_events], after_seq, deliver)
+        try:
+            await _end_of(asyncio.ensure_future(tailing.failed()), None if follow else reached)
+        finally:
+            await tailing.stop()
+    finally:
+        await link.close()
+
+
+def kind_of(raw: bytes) -> str:
+    """The type of a message, empty for bytes that are no event."""
+    try:
+        return decode(raw).type
+    except BadEvent:
+        return ""
+
+
+async def _end_of(failing: "asyncio.Future[Exception]", reached: asyncio.Event | None) -> None:
+    """Returns when the wanted messages are told, never if there is no end to them. Raises what the tail ends with."""
+    waits: set[asyncio.Future[object]] = {failing}  # type: ignore[arg-type]  # a future of any result will do
+    if reached is not None:
+        waits.add(asyncio.ensure_future(reached.wait()))
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if failing.done():
+            raise failing.result()
+    finally:
+        for each in waits:
+            each.cancel()

@@ -1,0 +1,27 @@
+"""Where the running system is: what the environment names, else the system that runs in the data directory."""
+
+import typer
+
+from cli.embedded.data_dir import DataDir, RunningSystem
+from cli.settings import CommandSettings
+
+
+def nats_url() -> str:
+    """The NATS server's URL. BadParameter if nothing says where it is."""
+    settings = CommandSettings()
+    return settings.nats_url or _running(settings, "VERTUMNUS_NATS_URL").nats_url
+
+
+def database_url() -> str:
+    """The record's database. BadParameter if nothing says where it is."""
+    settings = CommandSettings()
+    return settings.database_url or _running(settings, "VERTUMNUS_DATABASE_URL").database_url
+
+
+def _running(settings: CommandSettings, variable: str) -> RunningSystem:
+    system = DataDir(settings.data_dir).running()
+    if system is None:
+        raise typer.BadParameter(
+            f"nothing runs in {settings.data_dir}: start it with `vertumnus up`, set VERTUMNUS_DATA_DIR, or set {variable}"
+        )
+    return system
