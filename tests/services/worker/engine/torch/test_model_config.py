@@ -1,0 +1,76 @@
+"""Which models are served, and that every refusal says why."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.worker.engine.protocol import EngineError
+from services.worker.engine.torch.engine import TorchEngine
+from services.worker.engine.torch.model_config import Llama3Scaling, model_revision, read_config
+from services.worker.engine.torch.settings import TorchSettings
+from services.worker.engine.torch.zygote import Zygote
+from tests.support.tiny_models import write_tiny_model
+
+
+def with_config(directory: Path, **changes: Any) -> Path:
+    """A tiny Llama whose configuration differs; None removes a field."""
+    write_tiny_model(directory, "llama")
+    file = directory / "config.json"
+    config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return directory
+
+
+def test_reads_both_families(tiny_llama: Path, tiny_qwen3: Path) -> None:
+    llama, qwen3 = read_config(tiny_llama), read_config(tiny_qwen3)
+    assert (llama.qk_norm, llama.tied_embeddings, llama.head_dim) == (False, True, 16)
+    assert llama.rope.llama3 == Llama3Scaling(4.0, 1.0, 4.0, 64)
+    assert (qwen3.qk_norm, qwen3.tied_embeddings, qwen3.head_dim) == (True, False, 24)
+    assert (qwen3.rope.theta, qwen3.rope.llama3) == (1e6, None)
+    assert qwen3.kv_bytes_per_token == 2 * 3 * 2 * 24 * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM: not supported; supported are Llama.*, Qwen3"),
+        ({"architectures": None}, "architecture none"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
+        ({"attention_bias": True}, "attention_bias = True"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"dtype": "float16"}, "dtype = 'float16'.*float32"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type = 'yarn'"),
+        ({"hidden_size": None}, "config.json has no 'hidden_size'"),
+    ],
+)
+def test_refuses_what_it_would_compute_wrongly(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        read_config(with_config(tmp_path, **changes))
+
+
+def test_refuses_a_directory_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"no readable config\.json"):
+        read_config(tmp_path)
+    write_tiny_model(tmp_path, "qwen3")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(EngineError, match=r"holds no \.safetensors file"):
+        TorchEngine(TorchSettings(tmp_path), Zygote())
+    write_tiny_model(tmp_path, "qwen3")
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(EngineError, match=r"no readable tokenizer\.json"):
+        TorchEngine(TorchSettings(tmp_path), Zygote())
+
+
+def test_a_revision_tells_checkpoints_apart(tmp_path: Path, tiny_llama: Path) -> None:
+    same, other = (write_tiny_model(tmp_path / name, "llama", seed) for name, seed in (("same", 0), ("other", 1)))
+    assert model_revision(same) == model_revision(tiny_llama)
+    assert model_revision(other) != model_revision(tiny_llama)
+
+
+def test_settings_name_the_field_and_its_limits(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"block_tokens: 3 is outside \[4, 512\]"):
+        TorchSettings(tmp_path, block_tokens=3)
+    with pytest.raises(ValueError, match=r"step_timeout_s: 0 is outside"):
+        TorchSettings(tmp_path, step_timeout_s=0)
