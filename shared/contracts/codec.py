@@ -4,7 +4,6 @@ from typing import Any
 from uuid import UUID
 
 import orjson
-from pydantic import ValidationError
 
 # Importing the catalogue is what fills EVENT_TYPES: whoever decodes knows every event.
 import shared.contracts.events  # noqa: F401
@@ -52,7 +51,8 @@ def decode(raw: bytes) -> Envelope:
             traceparent=fields.get("traceparent"),
             data=_data(cls, data),
         )
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValidationError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        # What orjson, UUID and pydantic raise over wrong values, all of them.
         raise BadEvent(f"not an event: {error}") from error
 
 
