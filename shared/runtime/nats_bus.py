@@ -60,7 +60,9 @@ class NatsBus:
             await self._link.client.subscribe(
                 subject, cb=take, pending_msgs_limit=WAITING_MESSAGES_MAX, pending_bytes_limit=WAITING_BYTES_MAX
             )
-            await self._link.client.flush()
+            # nats-py writes a ping ahead of what waits to be written, so the first answer may precede the subscription.
+            for _ in range(2):
+                await self._link.client.flush()
         except nats.errors.Error as error:
             raise Unavailable(f"subscribe to {subject}: {error}") from error
 

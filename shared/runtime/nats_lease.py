@@ -28,28 +28,24 @@ class NatsCell:
         self._js = link.client.jetstream(timeout=ANSWER_LIMIT_S)
 
     async def read(self) -> tuple[int, bytes] | None:
-        self._link.require_connected()
-        try:
-            # From the stream's leader: a replica may be behind.
-            found = await self._js.get_last_msg(self._stream, self._subject)
-        except nats.js.errors.NotFoundError:
-            return None
-        except nats.errors.Error as error:
-            raise Unavailable(f"lease {self._subject}: {error}") from error
+        async with self._link.calling(f"lease {self._subject}", ANSWER_LIMIT_S):
+            try:
+                # From the stream's leader: a replica may be behind.
+                found = await self._js.get_last_msg(self._stream, self._subject)
+            except nats.js.errors.NotFoundError:
+                return None
         assert found.seq is not None, "a stored message has a sequence"
         return found.seq, found.data or b""
 
     async def write(self, value: bytes, revision: int) -> int:
-        self._link.require_connected()
         headers = {str(Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value): str(revision)}
-        try:
-            return (await self._js.publish(self._subject, value, headers=headers)).seq
-        except nats.js.errors.APIError as error:
-            if error.err_code in _WRONG_SEQUENCE:
-                raise WrongLastSequence(f"lease {self._subject}: {error.description}") from None
-            raise Unavailable(f"lease {self._subject}: {error.description}") from error
-        except nats.errors.Error as error:
-            raise Unavailable(f"lease {self._subject}: {error}") from error
+        async with self._link.calling(f"lease {self._subject}", ANSWER_LIMIT_S):
+            try:
+                return (await self._js.publish(self._subject, value, headers=headers)).seq
+            except nats.js.errors.APIError as error:
+                if error.err_code in _WRONG_SEQUENCE:
+                    raise WrongLastSequence(f"lease {self._subject}: {error.description}") from None
+                raise
 
 
 async def open_leases(link: NatsLink, subjects: Subjects, replicas: int) -> None:

@@ -1,7 +1,8 @@
 """One connection to NATS: reconnects without end, but its first connect is bounded and says clearly what went wrong."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -16,6 +17,9 @@ RECONNECT_EVERY_S = 0.25
 PING_EVERY_S = 5
 PINGS_MAX = 2
 """A server that answers no ping for 10-15 s is left for the next one."""
+
+ONE_LINE_PER_S = 1.0
+"""An error of one kind is logged this often: a slow consumer has one for each message."""
 
 DRAIN_LIMIT_S = 2
 BUFFER_BYTES_MAX = 8 * 2**20
@@ -34,6 +38,8 @@ class NatsLink:
         self.client = Client()
         self.addresses = addresses
         self._watchers: list[_Watcher] = []
+        self._calls: set[asyncio.Timeout] = set()
+        self._quiet_until: dict[str, float] = {}
         self._closed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._closing = False
         self._refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -49,10 +55,24 @@ class NatsLink:
         self._watchers.append(watcher)
         return lambda: self._watchers.remove(watcher)
 
-    def require_connected(self) -> None:
-        """Unavailable while the server is away: what is written now would be buffered and arrive late."""
+    @asynccontextmanager
+    async def calling(self, what: str, limit_s: float) -> AsyncIterator[None]:
+        """Around a question to the server: its errors become Unavailable, and so does a connection that breaks meanwhile.
+
+        While the server is away nothing is asked: it would be buffered and arrive late.
+        """
         if not self.client.is_connected:
-            raise Unavailable(f"NATS at {self.addresses} is away")
+            raise Unavailable(f"{what}: NATS at {self.addresses} is away")
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                self._calls.add(limit)
+                try:
+                    yield
+                finally:
+                    self._calls.discard(limit)
+        except (nats.errors.Error, TimeoutError) as error:
+            reason = str(error) or ("no answer" if self.client.is_connected else "the connection broke")
+            raise Unavailable(f"{what}: {reason}") from error
 
     async def closed(self) -> Exception:
         return await asyncio.shield(self._closed)
@@ -108,12 +128,17 @@ class NatsLink:
         if "authorization violation" in str(error).lower() and not self._refused.done():
             self._refused.set_result(error)
         # While the server is away each attempt fails; that it is away has been said once.
-        level = self._logger.warning if self.client.is_connected else self._logger.debug
-        level("nats error", error=str(error), kind=type(error).__name__)
+        kind, now_s = type(error).__name__, asyncio.get_running_loop().time()
+        if self.client.is_connected and now_s >= self._quiet_until.get(kind, 0):
+            self._quiet_until[kind] = now_s + ONE_LINE_PER_S
+            self._logger.warning("nats error", error=str(error), kind=kind)
 
     async def _disconnected(self) -> None:
         if not self._closing:
             self._logger.warning("nats disconnected")
+        for limit in self._calls:
+            if not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
         for watcher in tuple(self._watchers):
             watcher.disconnected()
 

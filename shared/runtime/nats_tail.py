@@ -124,7 +124,7 @@ class NatsTail:
         self._turn += 1
         inbox = self._link.client.new_inbox()
         reader = _Reader(self, self._turn)
-        try:
+        async with self._link.calling(f"consumer on {self._stream}", ANSWER_LIMIT_S):
             self._subscription = await self._link.client.subscribe(
                 inbox, cb=reader.take, pending_msgs_limit=0, pending_bytes_limit=BUFFER_BYTES_MAX
             )
@@ -144,8 +144,6 @@ class NatsTail:
                     inactive_threshold=ABANDONED_S,
                 ),
             )
-        except nats.errors.Error as error:
-            raise Unavailable(f"consumer on {self._stream}: {error}") from error
         self._consumer = created.name
         self._heard_ns = self._clock.monotonic_ns()
 
@@ -172,11 +170,12 @@ class NatsTail:
         subscription, self._subscription = self._subscription, None
         consumer, self._consumer = self._consumer, None
         try:
-            if subscription is not None:
+            if subscription is not None and not self._link.client.is_closed:
                 await subscription.unsubscribe()
-            if consumer is not None and self._link.client.is_connected:
-                await self._link.client.jetstream(timeout=ANSWER_LIMIT_S).delete_consumer(self._stream, consumer)
-        except nats.errors.Error as error:
+            if consumer is not None:
+                async with self._link.calling(f"consumer {consumer}", ANSWER_LIMIT_S):
+                    await self._link.client.jetstream(timeout=ANSWER_LIMIT_S).delete_consumer(self._stream, consumer)
+        except (Unavailable, nats.errors.Error) as error:
             # It is gone already, or goes after ABANDONED_S.
             self._logger.debug("consumer not deleted", error=str(error))
 

@@ -81,7 +81,7 @@ async def test_deciders_survive_crashes_of_the_server(nats: NatsClient, nats_ser
         await asyncio.to_thread(nats_server.start)
     await asyncio.wait_for(asyncio.gather(*acting), 20)
     log = await nats.log()
-    assert (await log.bounds())[1] > 50
+    assert (await log.bounds())[1] > 30
     await check(log, deciders)
     for each in deciders:
         await each.projection.stop()
