@@ -1,9 +1,8 @@
 """What the controller reads from its environment."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, FilePath, field_validator
 from pydantic_settings import NoDecode
 
 from shared.contracts.ids import NodeId, check_token
@@ -29,7 +28,7 @@ class ControllerSettings(ServiceSettings):
             "stands in for a profile of each degree; 0.7 is a common utilisation limit of a queue, not a measurement"
         ),
     )
-    operator_key_file: Path | None = Field(
+    operator_key_file: FilePath | None = Field(
         default=None, description="operators must send this file's content as bearer token; without it nobody is asked"
     )
 
@@ -48,11 +47,13 @@ class ControllerSettings(ServiceSettings):
             for node, text in value.items()
         }
 
+    @field_validator("operator_key_file")
+    @classmethod
+    def _has_a_key(cls, path: FilePath | None) -> FilePath | None:
+        if path is not None and not path.read_text().strip():
+            raise ValueError(f"{path} is empty")
+        return path
+
     def operator_key(self) -> str | None:
-        """The content of `operator_key_file`. OSError if it cannot be read, ValueError if it is empty."""
-        if self.operator_key_file is None:
-            return None
-        key = self.operator_key_file.read_text().strip()
-        if not key:
-            raise ValueError(f"operator_key_file: {self.operator_key_file} is empty")
-        return key
+        """What operators have to send, if anything."""
+        return self.operator_key_file.read_text().strip() if self.operator_key_file else None

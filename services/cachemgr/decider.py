@@ -1,0 +1,154 @@
+"""The cache manager's decisions as pure functions of what it has folded.
+
+Everything here goes to the one fenced subject `….cache-control`. The trie and its demand are folds of the log like the
+rest, scans included: a scan is an event, and statistics decay when it is folded. Every decision is safe to repeat.
+"""
+
+from dataclasses import dataclass, field
+
+from services.cachemgr import demand, replication
+from services.cachemgr.reconciliation import reconcile
+from services.cachemgr.replication import Operations
+from services.cachemgr.trie import Trie
+from shared.contracts.envelope import EventData, Stored
+from shared.contracts.events import (
+    BlocksEvicted,
+    BlocksStored,
+    CacheLeadershipTaken,
+    CacheReported,
+    CacheScanCompleted,
+    CalibrationUpdated,
+    EpochAborted,
+    EpochCommitted,
+    NodeDeclaredLost,
+    NodeLost,
+    NodeRegistered,
+    ParametersChanged,
+    PrefillCompleted,
+    ReconfigurationPlanned,
+    RequestAssigned,
+)
+from shared.contracts.ids import NodeId, WorkerId, node_of
+from shared.model import holders as holders_model
+from shared.model import parameters as parameters_model
+from shared.model import pool as pool_model
+from shared.model.cost import Coefficients
+from shared.model.holders import Holders
+from shared.model.parameters import Parameters
+from shared.model.pool import Pool
+
+CHANGES = (
+    BlocksStored, BlocksEvicted, CacheReported, NodeRegistered, NodeLost, NodeDeclaredLost, EpochCommitted,
+    RequestAssigned, PrefillCompleted, ParametersChanged,
+)  # fmt: skip
+"""Events after which a scan may find something else."""
+
+
+@dataclass(slots=True)
+class State:
+    """What the log says, up to `seen_seq`. `trie` watches `holders`; `plans` are reconfigurations under way."""
+
+    coefficients: Coefficients
+    trie: Trie
+    holders: Holders
+    parameters: Parameters
+    pool: Pool = field(default_factory=Pool)
+    operations: Operations = field(default_factory=Operations)
+    plans: dict[NodeId, ReconfigurationPlanned] = field(default_factory=dict)
+    term: int = 0
+    leader: str | None = None
+    seen_seq: int = 0
+    changed_seq: int = 0
+    scanned_seq: int = 0
+
+
+def initial(coefficients: Coefficients) -> State:
+    """Before the first event."""
+    parameters = Parameters()
+    trie = Trie(parameters)
+    return State(coefficients, trie, Holders(watcher=trie), parameters)
+
+
+def evolve(state: State, stored: Stored) -> None:
+    """Fold one event. The trie learns the degrees of new workers before their holders, and forgets them after."""
+    data = stored.data
+    if isinstance(data, EpochCommitted):
+        state.trie.degrees.update((each.worker, each.degree) for each in data.workers)
+    holders_model.evolve(state.holders, stored)
+    pool_model.evolve(state.pool, stored)
+    replication.evolve(state.operations, stored, state.holders)
+    state.seen_seq = max(state.seen_seq, stored.stream_seq)
+    if isinstance(data, CHANGES):
+        state.changed_seq = state.seen_seq
+    match data:
+        case RequestAssigned():
+            demand.count_missed(state.trie, state.holders, state.pool, state.coefficients, data)
+        case PrefillCompleted():
+            demand.count_access(state.trie, state.holders, state.pool, data)
+        case CacheScanCompleted():
+            state.scanned_seq = data.to_seq
+            state.trie.scanned()
+        case ParametersChanged():
+            state.parameters = parameters_model.evolve(state.parameters, stored)
+            state.trie.retune(state.parameters)
+        case CalibrationUpdated():
+            state.coefficients = Coefficients.model_validate(data.coefficients)
+        case ReconfigurationPlanned():
+            state.plans[data.node] = data
+        case EpochAborted():
+            state.plans.pop(data.node, None)
+        case EpochCommitted():
+            state.plans.pop(data.node, None)
+            state.trie.degrees = {each: worker.degree for each, worker in state.pool.workers.items()}
+        case CacheLeadershipTaken():
+            state.term, state.leader = data.term, data.leader
+        case _:
+            state.parameters = parameters_model.evolve(state.parameters, stored)
+    state.trie.trim()
+
+
+def take_leadership(state: State, leader: str, lease_term: int) -> CacheLeadershipTaken:
+    """The first event of a term: above every term of the log, even if the lease has begun to count anew."""
+    return CacheLeadershipTaken(leader=leader, term=max(lease_term, state.term + 1))
+
+
+def scan(state: State) -> list[EventData]:
+    """`cache-scan-completed`: how many candidates each list of Algorithm 2 has now.
+
+    Nothing is chosen yet. A scan that would find a trie in which nothing has happened and no demand is left would say and
+    change nothing; it is not recorded, or an idle pool would write 86,400 of them a day.
+    """
+    if state.changed_seq <= state.scanned_seq and not state.trie.warm:
+        return []
+    inter, intra, reclaimable = state.trie.candidates()
+    return [
+        CacheScanCompleted(
+            scan=state.trie.scan + 1,
+            to_seq=state.seen_seq,
+            nodes=len(state.trie.nodes),
+            holders=state.trie.copies,
+            inter_candidates=len(inter),
+            intra_candidates=len(intra),
+            reclaim_candidates=reclaimable,
+        )
+    ]
+
+
+def reconcile_placements(state: State) -> list[EventData]:
+    """`placement-reconciled` for each node whose ranks have all adopted a planned epoch."""
+    return [
+        reconcile(plan, state.pool.nodes[node], state.holders)
+        for node, plan in sorted(state.plans.items())
+        if set(state.pool.nodes[node].adopted.values()) == {plan.epoch}
+        and (node, plan.epoch) not in state.holders.reconciled
+    ]
+
+
+def in_doubt(state: State) -> dict[NodeId, tuple[WorkerId, ...]]:
+    """The workers of living nodes whose cache is not known exactly, by node."""
+    doubtful: dict[NodeId, tuple[WorkerId, ...]] = {}
+    for worker, held in state.holders.workers.items():
+        node = node_of(worker)
+        if held.trust != "exact" and state.pool.nodes[node].alive:
+            doubtful[node] = (*doubtful.get(node, ()), worker)
+    return doubtful

@@ -1,0 +1,28 @@
+"""What the cache manager shows of its work."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from shared.contracts.events import CacheScanCompleted
+
+
+class Metrics:
+    """One per process, in its registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.term = Gauge("vertumnus_cachemgr_term", "Term of this leader, 0 for a standby", registry=registry)
+        self.reports_asked = Counter(
+            "vertumnus_cache_reports_asked", "Full reports asked of nodes whose cache is in doubt", registry=registry
+        )
+        self._nodes = Gauge("vertumnus_trie_nodes", "Blocks in the global prefix trie", registry=registry)
+        self._copies = Gauge("vertumnus_trie_copies", "Blocks held, counted once per worker", registry=registry)
+        self._candidates = Gauge(
+            "vertumnus_scan_candidates", "Candidates of the last recorded scan", ["list"], registry=registry
+        )
+
+    def show_scan(self, scan: CacheScanCompleted) -> None:
+        """Sizes as of a recorded scan."""
+        self._nodes.set(scan.nodes)
+        self._copies.set(scan.holders)
+        self._candidates.labels("inter").set(scan.inter_candidates)
+        self._candidates.labels("intra").set(scan.intra_candidates)
+        self._candidates.labels("reclaim").set(scan.reclaim_candidates)

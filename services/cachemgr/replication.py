@@ -1,0 +1,148 @@
+"""One copy of a prefix to a worker that lacks it, from the request to the report of the destination.
+
+    replication-requested ──copy to the agent──▶ blocks-stored at the destination ──▶ replica-installed
+                          ──limit passed, destination gone──▶ replication-failed
+
+The destination's own report is what counts: a copy is installed when every block of the path is known to be there,
+however it came. `order` and `settle` may be repeated, so a new leader goes on with what it finds open in the log.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from services.cachemgr.trie import Trie
+from shared.contracts.commands import Copy
+from shared.contracts.envelope import EventData, Stored
+from shared.contracts.events import (
+    BlocksStored,
+    CacheReported,
+    ReplicaInstalled,
+    ReplicationFailed,
+    ReplicationRequested,
+)
+from shared.contracts.ids import BlockId, WorkerId
+from shared.model.cost import US_PER_S
+from shared.model.holders import Holders
+from shared.model.pool import Pool
+
+COPY_S_MAX = 10.0
+"""A copy that takes longer has no room or no source any more; 1 GB at 1 Gbit/s takes 8 s."""
+
+
+@dataclass(slots=True)
+class Operation:
+    """A copy under way. Times are the clocks of the events that said so."""
+
+    asked: ReplicationRequested
+    since_ns: int
+    copied_ns: int | None = None
+
+
+@dataclass(slots=True)
+class Operations:
+    """State of the fold: open operations by id."""
+
+    open: dict[str, Operation] = field(default_factory=dict)
+
+
+class Wish(NamedTuple):
+    """A copy that demand asks for. `operation` is an id that nobody has used."""
+
+    operation: str
+    z: BlockId
+    degree: int
+    kind: Literal["inter", "intra"]
+    sources: tuple[WorkerId, ...]
+    destination: WorkerId
+    score: float
+
+
+def evolve(operations: Operations, stored: Stored, holders: Holders) -> None:
+    """Fold one event. `holders` have folded it already."""
+    match stored.data:
+        case ReplicationRequested() as data:
+            operations.open[data.operation] = Operation(data, stored.event.time_ns)
+        case ReplicaInstalled() | ReplicationFailed() as data:
+            operations.open.pop(data.operation, None)
+        case BlocksStored() | CacheReported() as data:
+            for each in operations.open.values():
+                there = each.asked.destination == data.worker and _holds(holders, data.worker, each.asked.z)
+                if there and each.copied_ns is None:
+                    each.copied_ns = stored.event.time_ns
+        case _:
+            pass
+
+
+def request(operations: Operations, trie: Trie, holders: Holders, pool: Pool, wish: Wish) -> list[EventData]:
+    """`replication-requested`, or [] if it is under way, done, or cannot be: the destination must be schedulable, and a
+    source must hold z."""
+    node, destination = trie.nodes.get(wish.z), pool.workers.get(wish.destination)
+    sources = tuple(source for source in wish.sources if _holds(holders, source, wish.z))
+    twin = any(
+        each.asked.z == wish.z and each.asked.destination == wish.destination for each in operations.open.values()
+    )
+    if node is None or destination is None or not sources or twin or wish.operation in operations.open:
+        return []
+    if not pool.schedulable(destination) or _holds(holders, wish.destination, wish.z):
+        return []
+    first_depth = holders.matched_blocks(wish.destination, trie.path(node))
+    return [
+        ReplicationRequested(
+            operation=wish.operation,
+            z=wish.z,
+            degree=wish.degree,
+            kind=wish.kind,
+            sources=sources,
+            destination=wish.destination,
+            first_depth=first_depth,
+            blocks=node.depth + 1 - first_depth,
+            score=wish.score,
+        )
+    ]
+
+
+def order(operation: Operation, trie: Trie, term: int) -> Copy | None:
+    """What to ask of the destination's agent, from the first source; None once it is copied or z is forgotten."""
+    asked = operation.asked
+    node = trie.nodes.get(BlockId(asked.z))
+    if operation.copied_ns is not None or node is None:
+        return None
+    path = trie.path(node)
+    return Copy(
+        term=term,
+        operation=asked.operation,
+        source=asked.sources[0],
+        destination=asked.destination,
+        parent=path[asked.first_depth - 1] if asked.first_depth else None,
+        block_ids=b"".join(path[asked.first_depth :]),
+        deadline_us=round(COPY_S_MAX * US_PER_S),
+    )
+
+
+def settle(operation: Operation, pool: Pool, now_ns: int) -> list[EventData]:
+    """`replica-installed`, `replication-failed`, or nothing yet."""
+    asked = operation.asked
+    if operation.copied_ns is not None:
+        copy_us = (operation.copied_ns - operation.since_ns) // 1_000
+        return [
+            ReplicaInstalled(
+                operation=asked.operation,
+                z=asked.z,
+                destination=asked.destination,
+                blocks=asked.blocks,
+                copy_us=copy_us,
+            )
+        ]
+    destination = pool.workers.get(asked.destination)
+    if destination is None or not pool.nodes[destination.node].alive:
+        reason = "destination-lost"
+    elif now_ns - operation.since_ns > COPY_S_MAX * 1e9:
+        reason = f"took longer than {COPY_S_MAX:g} s"
+    else:
+        return []
+    return [ReplicationFailed(operation=asked.operation, z=asked.z, destination=asked.destination, reason=reason)]
+
+
+def _holds(holders: Holders, worker: WorkerId, block: bytes) -> bool:
+    held = holders.workers.get(worker)
+    return held is not None and held.trust != "blind" and block in held.parents

@@ -1,0 +1,111 @@
+"""The cache manager at work: scans and reconciles while it leads, and asks for reports of caches that are in doubt."""
+
+import asyncio
+
+import structlog
+from pydantic import ValidationError
+
+from services.cachemgr import decider
+from services.cachemgr.decider import State
+from services.cachemgr.metrics import Metrics
+from shared.contracts.commands import Refused, Report, decode_reply, encode_message
+from shared.contracts.envelope import Stored
+from shared.contracts.events import CacheScanCompleted
+from shared.contracts.ids import NodeId, WorkerId
+from shared.contracts.subjects import Subjects
+from shared.runtime.clock import Clock
+from shared.runtime.leadership import Leadership, NotLeading
+from shared.runtime.ports import Bus, NoReply, Unavailable
+
+TICK_S = 0.25
+
+REPORT_EVERY_NS = 5_000_000_000
+"""Between two requests for the same reports: one may be long, and it comes by the log."""
+
+REPORT_LIMIT_S = 2.0
+
+
+class CacheManager:
+    """`state` is the projection's; only the log changes it."""
+
+    def __init__(
+        self, state: State, leadership: Leadership, bus: Bus, subjects: Subjects, clock: Clock, metrics: Metrics
+    ) -> None:
+        self.state = state
+        self.leadership = leadership
+        self._bus = bus
+        self._subjects = subjects
+        self._clock = clock
+        self._metrics = metrics
+        self._scan_after_ns = 0
+        self._ask_after_ns = 0
+        self._running: asyncio.Task[None] | None = None
+        self._logger = structlog.get_logger(component="cachemgr")
+
+    async def start(self) -> None:
+        """Begin to decide. The projection must have caught up."""
+        self._running = asyncio.create_task(self._run(), name="cachemgr")
+
+    async def stop(self) -> None:
+        """Decide nothing more."""
+        assert self._running is not None, "stop() before start()"
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+        await self.leadership.stop()
+
+    async def failed(self) -> Exception:
+        """Returns when the cache manager can go on no longer: the process must end."""
+        assert self._running is not None, "failed() before start()"
+        await asyncio.wait([self._running])
+        return self._running.exception() or RuntimeError("the cache manager ended")  # type: ignore[return-value]
+
+    def ready(self) -> str | None:
+        """Why this process is of no use now, leader or standby."""
+        if not self.state.term:
+            return "no cache manager has led yet"
+        if self.leadership.term is not None and not self.leadership.in_touch:
+            return "the lease cannot be renewed"
+        return None
+
+    def folded(self, stored: Stored) -> None:
+        """Show scans as they are recorded, whoever leads."""
+        if isinstance(stored.data, CacheScanCompleted):
+            self._metrics.show_scan(stored.data)
+
+    async def _run(self) -> None:
+        while True:
+            self._metrics.term.set(self.leadership.term or 0)
+            if self.leadership.term is not None:
+                await self._tick()
+            await self._clock.sleep(min(TICK_S, self.state.parameters.scan_every_s))
+
+    async def _tick(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        scan_is_due = now_ns >= self._scan_after_ns
+        if scan_is_due:
+            self._scan_after_ns = now_ns + round(self.state.parameters.scan_every_s * 1e9)
+        try:
+            await self.leadership.decide(
+                lambda: [
+                    *decider.reconcile_placements(self.state),
+                    *(decider.scan(self.state) if scan_is_due else ()),
+                ]
+            )
+        except NotLeading as error:
+            # Whoever leads now decides it from the same log.
+            self._logger.info("not decided", reason=str(error))
+            return
+        if now_ns >= self._ask_after_ns:
+            self._ask_after_ns = now_ns + REPORT_EVERY_NS
+            await asyncio.gather(*(self._ask(node, which) for node, which in decider.in_doubt(self.state).items()))
+
+    async def _ask(self, node: NodeId, workers: tuple[WorkerId, ...]) -> None:
+        self._metrics.reports_asked.inc()
+        command = encode_message(Report(workers=workers))
+        try:
+            reply = decode_reply(await self._bus.request(self._subjects.agent(node), command, REPORT_LIMIT_S))
+        except (NoReply, Unavailable, ValidationError) as error:
+            self._logger.warning("no report", node=node, error=str(error))
+            return
+        if isinstance(reply, Refused):
+            self._logger.warning("no report", node=node, reason=reply.reason, detail=reply.detail)

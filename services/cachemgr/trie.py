@@ -1,0 +1,287 @@
+"""The global prefix trie: a node per block that anybody holds or held, with the demand for it (paper, section 4.4).
+
+Holders are `shared.model.holders`; the trie is told of each change (`held`, `dropped`) and keeps what they do not: the
+tree, how many workers of each degree have a node, and two statistics per degree, `access` and `missed` (seconds).
+
+1.  After every scan both statistics are multiplied by `decay`. Nobody walks the trie for that: a value is stored with the
+    number of the scan it was true at, and read as value × decay ^ (scans since).
+2.  Only *hot* nodes can be candidates for a copy, or be demanded enough to be kept: those with access of at least
+    θ_reclaim or missed above θ_inter at some degree. They are noticed when demand is added; a scan walks only them. What
+    is reclaimable is everything else that has a replica, and that number is known.
+3.  Reading never changes what is stored, so every process that folds the log has the same bits.
+4.  A node without holders stays, for its demand may return, but only `HOLDERLESS_MAX` of them, oldest out first.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from heapq import nlargest
+from typing import NamedTuple
+
+from shared.contracts.ids import BlockId, WorkerId
+from shared.model.holders import Holders
+from shared.model.lattice import DEGREES
+from shared.model.parameters import Parameters
+
+HOLDERLESS_MAX = 100_000
+"""Nodes without a holder; with their demand about 50 MB."""
+
+RECENT_MAX = 20_000
+"""Nodes that were demanded last: where `hottest` looks."""
+
+COLD = 1e-6
+"""A statistic below this is 0: under any allowed threshold by a factor of 1,000."""
+
+INDEX = {degree: index for index, degree in enumerate(DEGREES)}
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One block. Lists are by degree (`INDEX`); `access` and `missed` are as of scan `stamp`, None if never demanded."""
+
+    block: BlockId
+    parent: "Node | None"
+    depth: int
+    children: "dict[BlockId, Node] | None" = None
+    replicas: list[int] = field(default_factory=lambda: [0] * len(DEGREES))
+    access: list[float] | None = None
+    missed: list[float] | None = None
+    stamp: int = 0
+
+
+class Demand(NamedTuple):
+    """Both statistics of a node now, by `INDEX`."""
+
+    access: tuple[float, ...]
+    missed: tuple[float, ...]
+
+
+class Candidate(NamedTuple):
+    """A (z, C) of one of Algorithm 2's lists, with its replicas and its statistic."""
+
+    node: Node
+    degree: int
+    replicas: int
+    score: float
+
+
+class Candidates(NamedTuple):
+    """Algorithm 2's lists. Reclaimable pairs are counted only: a cold trie is all of them."""
+
+    inter: list[Candidate]
+    intra: list[Candidate]
+    reclaimable: int
+
+
+NO_DEMAND = Demand((0.0,) * len(DEGREES), (0.0,) * len(DEGREES))
+
+
+class Trie:
+    """A `holders.Watcher`. Calls come from one fold."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.nodes: dict[BlockId, Node] = {}
+        self.degrees: dict[WorkerId, int] = {}
+        self.scan = 0
+        self.copies = 0
+        """How many (worker, block) there are."""
+        self._parameters = parameters
+        self._pairs = 0
+        self._ceiling = 0.0
+        self._hot: dict[BlockId, Node] = {}
+        self._holderless: OrderedDict[BlockId, Node] = OrderedDict()
+        self._recent: OrderedDict[BlockId, Node] = OrderedDict()
+
+    # --- holders
+
+    def held(self, worker: WorkerId, block: BlockId, parent: BlockId | None) -> None:
+        """A worker of a known degree holds one block more."""
+        node = self.nodes.get(block) or self._plant(block, parent)
+        index = INDEX[self.degrees[worker]]
+        if not any(node.replicas):
+            self._holderless.pop(block, None)
+        self._pairs += not node.replicas[index]
+        node.replicas[index] += 1
+        self.copies += 1
+
+    def dropped(self, worker: WorkerId, block: BlockId) -> None:
+        """A worker holds one block less. Call `trim` after the last one."""
+        node = self.nodes[block]
+        index = INDEX[self.degrees[worker]]
+        node.replicas[index] -= 1
+        self._pairs -= not node.replicas[index]
+        self.copies -= 1
+        if not any(node.replicas):
+            self._holderless[block] = node
+
+    def trim(self) -> None:
+        """Forget the oldest nodes without holders beyond the bound, with all below them, which have none either."""
+        while len(self._holderless) > HOLDERLESS_MAX:
+            self._forget(next(iter(self._holderless.values())))
+
+    # --- demand
+
+    def accessed(self, node: Node, degree: int) -> None:
+        """A request reused the node at a degree-C worker."""
+        access, _ = self._settle(node)
+        access[INDEX[degree]] += 1.0
+        self._demanded(node)
+
+    def missed(self, node: Node, degree: int, benefit_s: float) -> None:
+        """A request would have saved `benefit_s` at degree C, where nobody has the node."""
+        _, missed = self._settle(node)
+        missed[INDEX[degree]] += benefit_s
+        self._demanded(node)
+
+    def demand(self, node: Node) -> Demand:
+        """Both statistics now."""
+        if node.access is None or node.missed is None:
+            return NO_DEMAND
+        factor = power(self._parameters.decay, self.scan - node.stamp)
+        return Demand(_decayed(node.access, factor), _decayed(node.missed, factor))
+
+    # --- questions
+
+    def matched(self, chain: Sequence[BlockId], degree: int | None = None) -> int:
+        """How many leading blocks of the chain somebody holds, or some worker of one degree: O(log blocks)."""
+        low, high = 0, len(chain)
+        while low < high:
+            middle = (low + high + 1) // 2
+            node = self.nodes.get(chain[middle - 1])
+            if node is not None and (any(node.replicas) if degree is None else node.replicas[INDEX[degree]]):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def path(self, node: Node) -> list[BlockId]:
+        """The blocks from the root to `node`."""
+        blocks = []
+        above: Node | None = node
+        while above is not None:
+            blocks.append(above.block)
+            above = above.parent
+        return blocks[::-1]
+
+    @property
+    def warm(self) -> bool:
+        """Whether any statistic may still be above 0."""
+        return self._ceiling >= COLD
+
+    def candidates(self) -> Candidates:
+        """Algorithm 2's lists now, in no order."""
+        inter, intra, kept = [], [], 0
+        limits = self._parameters
+        for node in self._hot.values():
+            access, missed = self.demand(node)
+            for index, replicas in enumerate(node.replicas):
+                if replicas == 0:
+                    if missed[index] > limits.theta_inter:
+                        inter.append(Candidate(node, DEGREES[index], 0, missed[index]))
+                    continue
+                if access[index] > replicas * limits.theta_intra:
+                    intra.append(Candidate(node, DEGREES[index], replicas, access[index] / replicas))
+                kept += access[index] >= replicas * limits.theta_reclaim
+        return Candidates(inter, intra, self._pairs - kept)
+
+    def hottest(self, limit: int) -> list[tuple[Node, Demand]]:
+        """The most demanded of the nodes demanded last: by access, then by missed seconds."""
+        demanded = ((node, self.demand(node)) for node in self._recent.values())
+        return nlargest(limit, demanded, key=lambda each: (sum(each[1].access), sum(each[1].missed)))
+
+    # --- time and thresholds
+
+    def scanned(self) -> None:
+        """A scan is over: statistics decay, and nodes cool."""
+        self.scan += 1
+        self._ceiling *= self._parameters.decay
+        self._hot = {block: node for block, node in self._hot.items() if self._is_hot(self.demand(node))}
+
+    def retune(self, parameters: Parameters) -> None:
+        """Other thresholds or another decay hold from here on. The one walk over all nodes; operators are rare."""
+        for node in self.nodes.values():
+            if node.access is not None:
+                self._settle(node)
+        self._parameters = parameters
+        self._hot = {block: node for block, node in self.nodes.items() if self._is_hot(self.demand(node))}
+
+    # --- inside
+
+    def _plant(self, block: BlockId, parent: BlockId | None) -> Node:
+        above = self.nodes[parent] if parent is not None else None
+        node = self.nodes[block] = Node(block, above, above.depth + 1 if above else 0)
+        if above is not None:
+            if above.children is None:
+                above.children = {}
+            above.children[block] = node
+        return node
+
+    def _forget(self, node: Node) -> None:
+        if node.parent is not None and node.parent.children is not None:
+            del node.parent.children[node.block]
+        below = [node]
+        for each in below:
+            below.extend((each.children or {}).values())
+            for index in (self.nodes, self._hot, self._holderless, self._recent):
+                index.pop(each.block, None)
+
+    def _settle(self, node: Node) -> tuple[list[float], list[float]]:
+        """Bring the stored values to this scan, so that something can be added."""
+        access, missed = (list(values) for values in self.demand(node))
+        node.access, node.missed, node.stamp = access, missed, self.scan
+        return access, missed
+
+    def _demanded(self, node: Node) -> None:
+        demand = self.demand(node)
+        self._ceiling = max(self._ceiling, *demand.access, *demand.missed)
+        if self._is_hot(demand):
+            self._hot[node.block] = node
+        self._recent[node.block] = node
+        self._recent.move_to_end(node.block)
+        if len(self._recent) > RECENT_MAX:
+            self._recent.popitem(last=False)
+
+    def _is_hot(self, demand: Demand) -> bool:
+        limits = self._parameters
+        return max(demand.access) >= limits.theta_reclaim or max(demand.missed) > limits.theta_inter
+
+    # --- self-check
+
+    def check(self, holders: Holders) -> None:
+        """The tree is whole, counts agree with the holders, and every index has exactly what it should."""
+        for block, node in self.nodes.items():
+            copies = [0] * len(DEGREES)
+            for worker in holders.of_block.get(block, ()):
+                copies[INDEX[self.degrees[worker]]] += 1
+            assert node.replicas == copies, f"{block.hex()}: {node.replicas} replicas are counted, {copies} are held"
+            assert (node.parent is None) == (node.depth == 0), f"{block.hex()}: its depth is {node.depth}"
+            if node.parent is not None:
+                assert self.nodes.get(node.parent.block) is node.parent, f"{block.hex()}: its parent is forgotten"
+                assert (node.parent.children or {}).get(block) is node, f"{block.hex()}: its parent does not know it"
+                assert node.depth == node.parent.depth + 1, f"{block.hex()}: its depth is {node.depth}"
+            assert (block in self._holderless) != any(copies), f"{block.hex()}: holderless or not?"
+            assert (block in self._hot) == self._is_hot(self.demand(node)), f"{block.hex()}: hot or not?"
+            assert max(map(max, self.demand(node))) <= self._ceiling * (1 + 1e-9), f"{block.hex()}: above the ceiling"
+        for index in (self._hot, self._holderless, self._recent):
+            assert all(self.nodes.get(block) is node for block, node in index.items()), "a forgotten node is indexed"
+        assert holders.of_block.keys() <= self.nodes.keys(), "a held block has no node"
+        assert self.copies == sum(map(len, holders.of_block.values())), "copies are miscounted"
+        assert self._pairs == sum(map(bool, (r for node in self.nodes.values() for r in node.replicas))), "pairs"
+        assert len(self._holderless) <= HOLDERLESS_MAX, "too many nodes without holders are kept"
+
+
+def _decayed(values: Sequence[float], factor: float) -> tuple[float, ...]:
+    return tuple(value * factor if value * factor >= COLD else 0.0 for value in values)
+
+
+@lru_cache(maxsize=4_096)
+def power(decay: float, scans: int) -> float:
+    """decay ^ scans by multiplications alone: `pow` may differ in the last bit from one machine to another."""
+    result, square = 1.0, decay
+    while scans:
+        if scans & 1:
+            result *= square
+        square *= square
+        scans >>= 1
+    return result
