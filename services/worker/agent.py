@@ -34,13 +34,14 @@ from shared.contracts.commands import (
     encode_message,
 )
 from shared.contracts.envelope import Stored
-from shared.contracts.events import EpochAborted, EpochCommitted, NodeDeclaredLost, RouterLost
+from shared.contracts.events import EpochAborted, EpochCommitted, NodeDeclaredLost, NodeRegistered, RouterLost
+from shared.runtime.appending import Fenced
 from shared.runtime.ports import Unavailable
 from shared.runtime.projection import Projection
 
 HEARTBEAT_S = 1.0
-RESTART_WAITS_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Before the next life: at once after the first death, ever later while engines keep dying young."""
+RESTART_WAITS_S = (0.0, 0.0, 1.0, 5.0, 15.0, 30.0)
+"""Before the first life, after the first death, …: ever later while engines keep dying young."""
 
 LONG_LIFE_S = 60.0
 """An engine that has lived this long starts the waits over."""
@@ -57,6 +58,7 @@ class NodeAgent:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self._why_not = "the engine is starting"
+        self._replaced: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._logger = structlog.get_logger(component="agent", node=ports.node)
 
     async def start(self) -> None:
@@ -76,6 +78,7 @@ class NodeAgent:
             asyncio.ensure_future(self._projection.failed()),
             asyncio.ensure_future(self._ports.recorder.outbox.failed()),
             asyncio.ensure_future(self._first_error()),
+            asyncio.shield(self._replaced),
         ]
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -162,6 +165,7 @@ class NodeAgent:
     # --- what the log says
 
     def _learn(self, stored: Stored) -> None:
+        self._notice_successor(stored)
         if self._life is None or not self._life[0].serving:
             return
         incarnation, switching = self._life
@@ -180,6 +184,15 @@ class NodeAgent:
                     incarnation.report(Report())
             case _:
                 pass
+
+    def _notice_successor(self, stored: Stored) -> None:
+        """One process speaks for a node. If another has registered it, this one was taken for dead and has to be."""
+        data = stored.data
+        if not isinstance(data, NodeRegistered) or data.node != self._ports.node or self._replaced.done():
+            return
+        if stored.event.source != self._ports.source:
+            message = f"{stored.event.source} has registered node {data.node}"
+            self._replaced.set_result(Fenced(message, stored.stream_seq))
 
     # --- commands
 

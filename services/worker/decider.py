@@ -115,17 +115,16 @@ def evolve(state: State, stored: Stored) -> None:
         case BlocksEvicted() as data:
             state.numbers[data.worker] = data.number
             state.held_blocks[data.worker] -= len(data.block_ids) // BLOCK_ID_BYTES
-        case PrefillStarted() | PrefillCompleted() | PrefillAborted() as data:
+        case PrefillStarted() | PrefillCompleted() | PrefillAborted() as data if stored.stream_seq == 0:
             _move(state.desk, data)
         case _:
             pass
 
 
 def _move(desk: Desk, data: PrefillStarted | PrefillCompleted | PrefillAborted) -> None:
-    """Jobs of earlier lives of this agent are on no desk."""
+    """What this process has recorded itself; another's events, of an earlier life or of a usurper, move no job here."""
     job = desk.find(data.request, data.attempt)
-    if job is None:
-        return
+    assert job is not None, f"{data.TYPE} of {data.request}/{data.attempt}, which is not on the desk"
     match data:
         case PrefillStarted():
             desk.start(job)

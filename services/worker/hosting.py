@@ -35,6 +35,7 @@ def _agent(
     outbox = Outbox(projection, Sealer(identity, subjects, clock, runtime.ids), clock)
     ports = NodePorts(
         node=node,
+        source=identity.source,
         state=state,
         recorder=Recorder(outbox),
         clock=clock,

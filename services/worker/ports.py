@@ -5,7 +5,7 @@ from typing import NamedTuple
 from services.worker.decider import State
 from services.worker.metrics import WorkerMetrics
 from services.worker.record import Recorder
-from shared.contracts.ids import NodeId
+from shared.contracts.ids import NodeId, Source
 from shared.contracts.subjects import Subjects
 from shared.runtime.clock import Clock
 from shared.runtime.ports import Bus
@@ -15,6 +15,7 @@ class NodePorts(NamedTuple):
     """`bulk` carries claims and token frames. `coefficients_version` names the set that predicts this node's prefills."""
 
     node: NodeId
+    source: Source
     state: State
     recorder: Recorder
     clock: Clock

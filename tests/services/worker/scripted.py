@@ -28,9 +28,9 @@ from shared.contracts.commands import (
     decode_reply,
     encode_message,
 )
-from shared.contracts.envelope import Channel, Envelope, EventData
-from shared.contracts.events import CommittedWorker, EpochCommitted
-from shared.contracts.ids import NodeId, RequestId, RouterId, Source, WorkerId, decode_worker_id, worker_id
+from shared.contracts.envelope import Channel, Envelope, EventData, Stored
+from shared.contracts.events import CommittedWorker, EpochCommitted, RequestReceived
+from shared.contracts.ids import NodeId, RequestId, RouterId, Source, TenantId, WorkerId, decode_worker_id, worker_id
 from shared.contracts.subjects import Subjects
 from shared.model.blocks import Tokens, block_chain
 from shared.model.cost import Coefficients
@@ -92,6 +92,7 @@ class World:
     claims: list[Claim] = field(default_factory=list)
     engines: list[ModelledEngine] = field(default_factory=list)
     starts: int = 0
+    engine_class: type[ModelledEngine] = ModelledEngine
 
     def __post_init__(self) -> None:
         self.bus = MemoryBus(self.clock)
@@ -108,6 +109,7 @@ class World:
         outbox = Outbox(projection, Sealer(identity, SUBJECTS, self.clock, self.ids), self.clock)
         ports = NodePorts(
             node=NODE,
+            source=identity.source,
             state=state,
             recorder=Recorder(outbox),
             clock=self.clock,
@@ -122,7 +124,7 @@ class World:
         return NodeAgent(ports, projection, self.new_engine)
 
     def new_engine(self) -> ModelledEngine:
-        self.engines.append(ModelledEngine(self.node, self.clock, random.Random(1)))
+        self.engines.append(self.engine_class(self.node, self.clock, random.Random(1)))
         return self.engines[-1]
 
     # --- the router and the controller
@@ -179,6 +181,7 @@ class World:
         """Append to the control subject, as the controller does."""
         sealed = self.control.seal(decisions, NO_ORIGIN)
         await self.log.append([entry for _, entry in sealed], {})
+        await self.clock.advance(0)
 
     async def adopt(self, epoch: int, composition: Composition, term: int = 1) -> Reply:
         """Order it and, when it was adopted, commit it."""
@@ -195,10 +198,30 @@ class World:
         return [each.data for each in self.envelopes() if not kinds or isinstance(each.data, kinds)]
 
     def envelopes(self) -> list[Envelope]:
-        found: list[Envelope] = []
-        for message in self.log._messages:
-            found.append(decode(message.payload))
-        return found
+        return [stored.event for stored in self.folded()]
+
+    def folded(self) -> list[Stored]:
+        """The log."""
+        return [Stored("memory", each.seq, decode(each.payload)) for each in self.log._messages]
+
+    def receipts(self) -> list[Stored]:
+        """What a router would have logged of every request before it was assigned."""
+        sealer = Sealer(Identity("test", Source(ROUTER_SOURCE), ROUTER_SOURCE), SUBJECTS, self.clock, self.ids)
+        received = [
+            RequestReceived(
+                request=request,
+                tenant=TenantId("t"),
+                model="m",
+                prompt_tokens=len(tokens),
+                max_tokens=1,
+                slo_us=0,
+                stream=False,
+                block_ids=b"".join(block_chain(tokens, BLOCK_TOKENS, KEY)),
+                seen_seq=0,
+            )
+            for request, tokens in self.prompts.items()
+        ]
+        return [Stored("memory", 0, envelope) for envelope, _ in sealer.seal(received, NO_ORIGIN)]
 
     def of(self, request: str) -> list[TokenFrame]:
         """The frames of one request, in the order they came."""
