@@ -1,0 +1,50 @@
+"""Run one router: `python -m services.router`."""
+
+from services.router import decider
+from services.router.dispatch import Dispatcher
+from services.router.http import Parts, build_app
+from services.router.metrics import RouterMetrics
+from services.router.prompts import Prompts
+from services.router.refusals import Refusals
+from services.router.settings import RouterSettings
+from services.router.tokenizer import ModelText, TextThreads
+from shared.contracts.envelope import Channel
+from shared.model.cost import load_coefficients
+from shared.runtime.outbox import Outbox
+from shared.runtime.projection import Projection
+from shared.runtime.service import open_runtime, probes, run, serve
+from shared.runtime.telemetry import watch_log
+
+CHANNELS = (Channel.REQUESTS, Channel.WORKERS, Channel.CACHE, Channel.CONTROL, Channel.CACHE_CONTROL)
+
+
+async def main() -> None:
+    settings = RouterSettings()
+    key = settings.block_key()
+    text = ModelText(settings.model_dir) if settings.model_dir else None
+    state = decider.initial(load_coefficients(settings.coefficients))
+    async with open_runtime(settings, "router") as runtime:
+        filters = [runtime.subjects.channel(each) for each in CHANNELS]
+        projection = Projection(runtime.log, filters, state, decider.evolve)
+        await projection.start()
+        outbox = Outbox(projection, runtime.sealer(runtime.source), runtime.clock)
+        await outbox.start()
+        metrics = RouterMetrics(runtime.metrics)
+        watch_log(runtime.metrics, runtime.clock, projection, outbox)
+        dispatcher = Dispatcher(runtime, settings, projection, outbox, metrics)
+        refusals = Refusals(outbox, runtime.clock, metrics)
+        await dispatcher.start()
+        await refusals.start()
+        prompts = Prompts(text, TextThreads(settings.tokenizer_threads), key, settings.output_tokens_max)
+        parts = Parts(settings, dispatcher, prompts, refusals, runtime.clock, runtime.ids)
+        app = build_app(parts, probes(dispatcher.not_ready, runtime.metrics))
+
+        async def stop() -> None:
+            refusals.stop()
+            await dispatcher.drain()
+
+        await serve(app, settings, [projection.failed(), outbox.failed(), dispatcher.failed()], stop)
+
+
+if __name__ == "__main__":
+    run(main)

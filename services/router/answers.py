@@ -1,0 +1,174 @@
+"""What clients get: an answer read off its tokens, in OpenAI's four shapes (chat or completion, whole or in chunks)."""
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from services.router.calls import Call, Finish
+from services.router.text import REPLACEMENT, StopCutter, TextStream
+from shared.contracts.commands import TokenLogprobs
+
+TokenText = Callable[[int], str]
+
+
+class Part(NamedTuple):
+    """Some text, the log-probabilities of the tokens behind it, and in the last part how the answer ended."""
+
+    text: str
+    logprobs: tuple[TokenLogprobs, ...]
+    finish: Finish | None
+
+
+async def read(call: Call, stream: TextStream, stops: Sequence[str]) -> AsyncIterator[Part]:
+    """The answer in parts. The first comes with the first token, even when it shows no text yet; a stop string ends the
+    request. Errors: Unserved, behind the parts that were given."""
+    cutter = StopCutter(stops)
+    logprobs: list[TokenLogprobs] = []
+    first = True
+    async for piece in call.pieces():
+        logprobs += piece.logprobs
+        ends = piece.frame.finish == "stop" and piece.tokens[-1:] and piece.tokens[-1] in call.order.stop_tokens
+        cut = cutter.push(stream.push(piece.tokens[:-1] if ends else piece.tokens))
+        if cut.stopped:
+            call.enough()
+            yield Part(cut.text, tuple(logprobs), "stop")
+            return
+        if cut.text or first:
+            yield Part(cut.text, tuple(logprobs), None)
+            logprobs, first = [], False
+    cut = cutter.push(stream.flush())
+    rest = "" if cut.stopped else cutter.flush()
+    yield Part(cut.text + rest, tuple(logprobs), "stop" if cut.stopped else call.finish)
+
+
+def usage(call: Call) -> dict[str, Any]:
+    """Token counts; cached ones as the worker that gave the first token measured them."""
+    prompt_tokens, output_tokens = call.order.prompt_tokens, len(call.generated)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
+        "prompt_tokens_details": {"cached_tokens": call.served.first.cached_tokens if call.served else 0},
+    }
+
+
+class Shape(Protocol):
+    """How one endpoint writes an answer."""
+
+    def whole(self, parts: Sequence[Part], usage: dict[str, Any]) -> dict[str, Any]:
+        """The answer as one object."""
+
+    def chunk(self, part: Part, *, first: bool) -> dict[str, Any]:
+        """One part as one chunk of a stream."""
+
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The chunk behind the last part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every object of an answer repeats. `created` is in seconds since the epoch."""
+
+    id: str
+    model: str
+    created: int
+
+    def of(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            **more,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ChatShape:
+    """`chat.completion`. `alternatives` None tells no log-probabilities."""
+
+    head: Head
+    token_text: TokenText
+    alternatives: int | None
+
+    def whole(self, parts: Sequence[Part], usage: dict[str, Any]) -> dict[str, Any]:
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": "".join(part.text for part in parts), "refusal": None},
+            "logprobs": self._logprobs(each for part in parts for each in part.logprobs),
+            "finish_reason": parts[-1].finish,
+        }
+        return self.head.of("chat.completion", [choice], usage=usage)
+
+    def chunk(self, part: Part, *, first: bool) -> dict[str, Any]:
+        delta: dict[str, Any] = {"role": "assistant"} if first else {}
+        if part.text or first:
+            delta["content"] = part.text
+        choice = {
+            "index": 0,
+            "delta": delta,
+            "logprobs": self._logprobs(part.logprobs),
+            "finish_reason": part.finish,
+        }
+        return self.head.of("chat.completion.chunk", [choice])
+
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return self.head.of("chat.completion.chunk", [], usage=usage)
+
+    def _logprobs(self, tokens: Iterable[TokenLogprobs]) -> dict[str, Any] | None:
+        if self.alternatives is None:
+            return None
+        content = []
+        for token in tokens:
+            entries = [self._entry(*each) for each in token.alternatives]
+            top = entries[1 : 1 + self.alternatives]
+            content.append({**entries[0], "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self.token_text(token)
+        whole = REPLACEMENT not in text
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionShape:
+    """`text_completion`. `alternatives` None tells no log-probabilities."""
+
+    head: Head
+    token_text: TokenText
+    alternatives: int | None
+
+    def whole(self, parts: Sequence[Part], usage: dict[str, Any]) -> dict[str, Any]:
+        text = "".join(part.text for part in parts)
+        logprobs = tuple(each for part in parts for each in part.logprobs)
+        return self.head.of("text_completion", [self._choice(Part(text, logprobs, parts[-1].finish))], usage=usage)
+
+    def chunk(self, part: Part, *, first: bool) -> dict[str, Any]:  # noqa: ARG002 - a chat's first chunk has a role
+        return self.head.of("text_completion", [self._choice(part)])
+
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return self.head.of("text_completion", [], usage=usage)
+
+    def _choice(self, part: Part) -> dict[str, Any]:
+        return {
+            "index": 0,
+            "text": part.text,
+            "logprobs": self._logprobs(part.logprobs),
+            "finish_reason": part.finish,
+        }
+
+    def _logprobs(self, tokens: Iterable[TokenLogprobs]) -> dict[str, Any] | None:
+        if self.alternatives is None:
+            return None
+        chosen = [token.alternatives[0] for token in tokens]
+        return {
+            "tokens": [self.token_text(token) for token, _ in chosen],
+            "token_logprobs": [logprob for _, logprob in chosen],
+            "top_logprobs": [
+                {self.token_text(other): logprob for other, logprob in token.alternatives[1 : 1 + self.alternatives]}
+                for token in tokens
+            ],
+            "text_offset": None,
+        }

@@ -1,0 +1,306 @@
+"""The router's open requests: admission, the first decision, and what the log says that concerns one of them."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Literal
+
+import structlog
+
+from services.router import decider, placement
+from services.router.calls import Call, EndReason, NotReceived, Order, Slot, Unserved
+from services.router.claims import BufferFull, Claims
+from services.router.decider import Arrival, State
+from services.router.driver import Driver, Placed, Wiring
+from services.router.frames import Broken, Frames
+from services.router.metrics import RouterMetrics
+from services.router.prompts import Offer
+from services.router.settings import RouterSettings
+from shared.contracts.commands import RouterAlive, encode_message
+from shared.contracts.envelope import EventData, Stored
+from shared.contracts.events import (
+    EpochAborted,
+    EpochCommitted,
+    NodeDeclaredLost,
+    NodeLost,
+    NodeRegistered,
+    PrefillAborted,
+    PrefillCompleted,
+    RankAdoptedEpoch,
+    RedirectReason,
+    RequestAssigned,
+    RequestRejected,
+    RouterLost,
+    RouterRegistered,
+    Uncordoned,
+)
+from shared.contracts.ids import RequestId, RouterId
+from shared.runtime.outbox import EVENTS_MAX, Outbox, OutboxFull
+from shared.runtime.ports import Unavailable
+from shared.runtime.projection import Projection
+from shared.runtime.service import Runtime
+
+ALIVE_EVERY_S = 1.0
+
+OUTBOX_SHARE_MAX = EVENTS_MAX // 2
+"""Nothing is received while more events wait: the rest of the outbox is for the ends of what is open."""
+
+ABORT_REASON: Mapping[str, RedirectReason] = {
+    "claim-lost": "claim-lost",
+    "draining": "draining",
+    "engine-died": "node-lost",
+    "out-of-blocks": "full",
+}
+"""What an aborted prefill is called as a redirection; any other is `aborted`."""
+
+CAPACITY = (
+    EpochAborted,
+    EpochCommitted,
+    NodeRegistered,
+    PrefillAborted,
+    PrefillCompleted,
+    RankAdoptedEpoch,
+    Uncordoned,
+)
+"""Events after which a worker may be eligible that was not before."""
+
+
+class DeclaredLost(Exception):
+    """The controller has ended this router's requests in every fold: what it did from now on would be nobody's."""
+
+
+class Dispatcher:
+    """Owns every open `Call` of the process. `start` it when the projection has caught up and the outbox runs."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        settings: RouterSettings,
+        projection: Projection[State],
+        outbox: Outbox,
+        metrics: RouterMetrics,
+    ) -> None:
+        self.router = RouterId(runtime.source)
+        self.draining = False
+        self._settings = settings
+        self._metrics = metrics
+        self._frames = Frames(runtime.bulk, runtime.subjects, self.router)
+        self._claims = Claims(runtime.bulk, runtime.subjects, self.router, settings.token_buffer_bytes_max)
+        self._calls: dict[RequestId, Call] = {}
+        self._admitted = 0
+        self._closed = False
+        self._ended = asyncio.Event()
+        self._capacity = asyncio.Event()
+        self._lost: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self._heart: asyncio.Task[None] | None = None
+        self._logger = structlog.get_logger(component="dispatch")
+        self._wiring = Wiring(
+            settings=settings,
+            projection=projection,
+            outbox=outbox,
+            bus=runtime.bus,
+            claims=self._claims,
+            subjects=runtime.subjects,
+            clock=runtime.clock,
+            router=self.router,
+            source=runtime.source,
+            metrics=metrics,
+            capacity_changed=self._capacity_changed,
+        )
+        metrics.watch("open_requests", "Requests between admission and end", lambda: self._admitted)
+        metrics.watch("held_prompt_bytes", "Prompts held for agents to claim", lambda: self._claims.held_bytes)
+
+    @property
+    def open_requests(self) -> int:
+        return self._admitted
+
+    @property
+    def state(self) -> State:
+        return self._wiring.projection.state
+
+    def offer(self) -> Offer | None:
+        """What the pool serves, or last served if no node lives now; None before the first node."""
+        specs = [node.spec for node in self.state.pool.nodes.values() if node.spec is not None]
+        if not specs:
+            return None
+        spec = placement.serving(self.state.pool) or specs[0]
+        longest = max(each.prompt_tokens_max for each in specs if each.model == spec.model)
+        return Offer(spec.model, spec.block_tokens, longest)
+
+    def not_ready(self) -> str | None:
+        """Why clients should be sent elsewhere."""
+        if self.draining:
+            return "draining"
+        if not self._wiring.outbox.ready:
+            return "the event log does not keep up"
+        pool = self.state.pool
+        if not any(pool.schedulable(worker) for worker in pool.workers.values()):
+            return "no schedulable worker"
+        return None
+
+    async def start(self) -> None:
+        """Be known and alive. Errors: Unavailable."""
+        await self._frames.start()
+        await self._claims.start()
+        self._wiring.projection.listen(self._hear)
+        self._wiring.outbox.record([RouterRegistered(router=self.router)])
+        self._heart = asyncio.create_task(self._beat(), name="heartbeat")
+
+    async def failed(self) -> Exception:
+        """Returns when this router was declared lost: the process must end."""
+        return await asyncio.shield(self._lost)
+
+    async def drain(self) -> None:
+        """Take nothing new, let open requests end for up to `drain_s`, fail the rest, publish everything."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(self._settings.drain_s):
+                while self._admitted:
+                    self._ended.clear()
+                    await self._ended.wait()
+        except TimeoutError:
+            self._logger.warning("streams cut off", open_requests=self._admitted, drain_s=self._settings.drain_s)
+        self._closed = True
+        for call in self._calls.values():
+            call.shut_down = True
+            call.leave()
+        if drivers := [call.driver for call in self._calls.values() if call.driver is not None]:
+            await asyncio.wait(drivers)
+        if self._heart is not None:
+            self._heart.cancel()
+        await self._wiring.outbox.stop()
+
+    def enter(self) -> Slot:
+        """A place for one more request; give it to `submit`, or release it. Errors: NotReceived."""
+        if self.draining:
+            raise NotReceived("shutdown", "the router is shutting down", 1)
+        if self._admitted >= self._settings.open_requests_max:
+            raise NotReceived("overloaded", f"{self._admitted} requests are open, which is the limit", 1)
+        outbox = self._wiring.outbox
+        if not outbox.ready or outbox.events > OUTBOX_SHARE_MAX:
+            raise NotReceived("overloaded", "the event log does not keep up", decider.RETRY_AFTER_S)
+        self._admitted += 1
+        return Slot(self._leave)
+
+    async def submit(self, order: Order, slot: Slot) -> Call:
+        """Receive and place a request. From then on it is driven to its end, which releases the slot.
+
+        Errors: NotReceived; Unserved if it was received and rejected.
+        """
+        facts = await self._decide(self._arrival(order))
+        if self._closed:
+            raise NotReceived("shutdown", "the router is shutting down", 1)
+        call = Call(order, self._frames.open(order.request), slot)
+        try:
+            self._claims.hold(order.request, 1, order.tokens)
+            events = self._wiring.record(call, facts)
+        except (BufferFull, OutboxFull) as full:
+            self._drop(order.request)
+            raise NotReceived("overloaded", str(full), decider.RETRY_AFTER_S) from full
+        match events[-1].data:
+            case RequestAssigned() as assigned:
+                self._drive(call, Placed(assigned, events[-1]))
+                return call
+            case RequestRejected() as rejected:
+                self._drop(order.request)
+                self._metrics.ended.labels("rejected").inc()
+                raise _unserved(rejected)
+            case other:
+                raise AssertionError(f"a received request is assigned or rejected, not {other.TYPE}")
+
+    def _drive(self, call: Call, first: Placed) -> None:
+        self._calls[call.request] = call
+        driver = Driver(self._wiring, call, first)
+        call.driver = asyncio.create_task(driver.run(), name=f"request {call.request}")
+        call.driver.add_done_callback(lambda _: self._forget(call))
+
+    def _arrival(self, order: Order) -> Arrival:
+        slo_us = order.slo_us if order.slo_us is not None else self.state.coefficients.slo_us(order.prompt_tokens)
+        return Arrival(
+            request=order.request,
+            tenant=order.tenant,
+            model=order.model,
+            prompt_tokens=order.prompt_tokens,
+            max_tokens=order.max_tokens,
+            slo_us=slo_us,
+            stream=order.stream,
+            chain=order.chain,
+        )
+
+    async def _decide(self, arrival: Arrival) -> list[EventData]:
+        """The decision that is to be recorded. While there is no worker, it is asked for again, for a bounded time."""
+        try:
+            async with asyncio.timeout(self._settings.no_worker_wait_s):
+                while True:
+                    facts = self._receive(arrival)
+                    match facts[-1]:
+                        case RequestRejected(reason="no-worker"):
+                            await self._capacity_changed()
+                        case _:
+                            return facts
+        except TimeoutError:
+            return self._receive(arrival)
+
+    def _receive(self, arrival: Arrival) -> list[EventData]:
+        began_ns = self._wiring.clock.monotonic_ns()
+        facts = decider.receive(self.state, arrival, self._wiring.moment())
+        self._metrics.decision_s.observe((self._wiring.clock.monotonic_ns() - began_ns) / 1e9)
+        return facts
+
+    def _forget(self, call: Call) -> None:
+        call.slot.release()
+        self._calls.pop(call.request, None)
+        self._drop(call.request)
+
+    def _leave(self) -> None:
+        self._admitted -= 1
+        self._ended.set()
+
+    def _drop(self, request: RequestId) -> None:
+        self._frames.close(request)
+        self._claims.drop(request)
+
+    # --- what the log says
+
+    def _hear(self, stored: Stored) -> None:
+        match stored.data:
+            case PrefillAborted() as data:
+                if call := self._calls.get(data.request):
+                    call.inbox.put(Broken(data.attempt, ABORT_REASON.get(data.reason, "aborted")))
+            case NodeLost() | NodeDeclaredLost() | NodeRegistered():
+                self._break_voided()
+            case RouterLost() as data if data.source == self._wiring.source and not self._lost.done():
+                self._lost.set_result(DeclaredLost(f"the controller declared {data.source} lost"))
+            case _:
+                pass
+        if isinstance(stored.data, CAPACITY):
+            self._capacity.set()
+            self._capacity = asyncio.Event()
+
+    def _break_voided(self) -> None:
+        """The fold has voided the assignments on a node that ended: take those requests elsewhere."""
+        for request, call in self._calls.items():
+            opened = self.state.loads.open.get(request)
+            if opened is not None and opened.worker is not None and opened.assignment is None:
+                call.inbox.put(Broken(opened.attempt, "node-lost"))
+
+    async def _capacity_changed(self) -> None:
+        await self._capacity.wait()
+
+    async def _beat(self) -> None:
+        subject = self._wiring.subjects.alive(self.router)
+        while True:
+            alive = RouterAlive(router=self.router, source=self._wiring.source, open_requests=self._admitted)
+            try:
+                await self._wiring.bus.publish(subject, encode_message(alive))
+            except Unavailable as error:
+                self._logger.warning("heartbeat not sent", error=str(error))
+            await self._wiring.clock.sleep(ALIVE_EVERY_S)
+
+
+def _unserved(rejected: RequestRejected) -> Unserved:
+    details: dict[Literal["too-long", "overloaded", "slo", "rate-limited", "no-worker"], tuple[EndReason, str]] = {
+        "too-long": ("too-long", "the prompt fits on no worker"),
+        "no-worker": ("no-worker", "no worker can take the request now"),
+    }
+    reason, detail = details[rejected.reason]
+    return Unserved(reason, detail, rejected.retry_after_s)

@@ -1,0 +1,358 @@
+"""One request's task: carry its assignments out until it has ended.
+
+    decide + record → stored → `assign` → accepted → frames … → the last one → request-completed
+                                 │ refused, silent, aborted, node lost, tokens missing
+                                 └→ request-redirected → decide again (attempt + 1, prompt + generated tokens) → …
+
+It ends by the last token, by the client's leaving (the task is cancelled), or by running out of attempts, workers or time;
+each of these records exactly one end. The client is never told of a redirection: what an engine generates depends on the
+seed and the position alone, so another worker continues where this one stopped, without a gap and without a repeat.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, assert_never
+
+import structlog
+from pydantic import ValidationError
+
+from services.router import decider
+from services.router.calls import Call, Finish, Served, Unserved
+from services.router.claims import BufferFull, Claims
+from services.router.decider import Moment, State
+from services.router.frames import Broken, Enough, FrameOrder, Piece, Signal
+from services.router.metrics import RouterMetrics
+from services.router.settings import RouterSettings
+from shared.contracts.commands import (
+    Accepted,
+    Assign,
+    Cancel,
+    RefusalReason,
+    Refused,
+    Release,
+    Released,
+    TokenFrame,
+    decode_reply,
+    encode_message,
+)
+from shared.contracts.envelope import Envelope, EventData
+from shared.contracts.events import (
+    RedirectReason,
+    RequestAssigned,
+    RequestCancelled,
+    RequestCompleted,
+    RequestFailed,
+)
+from shared.contracts.ids import RouterId, Source, node_of
+from shared.contracts.subjects import Subjects
+from shared.runtime.appending import Origin
+from shared.runtime.clock import Clock
+from shared.runtime.outbox import Outbox
+from shared.runtime.ports import Bus, NoReply, Unavailable
+from shared.runtime.projection import Projection
+
+PAUSE_S = 0.1
+"""Before the third and every later attempt, times the attempts made: whoever refused twice needs a moment."""
+
+GAP_S = 1.0
+"""How long missing tokens are waited for: longer than a reconnect reorders, shorter than a client notices."""
+
+REDIRECT_REASON: Mapping[RefusalReason, RedirectReason] = {
+    "draining": "draining",
+    "stale-epoch": "stale-epoch",
+    "unknown-worker": "unknown-worker",
+    "full": "full",
+}
+"""What a refusal is called in the record; any other is `aborted`."""
+
+
+class Placed(NamedTuple):
+    """A recorded assignment."""
+
+    assigned: RequestAssigned
+    event: Envelope
+
+
+class _Stopped(Exception):
+    """The attempt goes no further."""
+
+    def __init__(self, reason: RedirectReason) -> None:
+        self.reason: RedirectReason = reason
+
+
+class _ClientGone(Exception):
+    """The client does not read its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What every driver of this process shares. `capacity_changed` returns when a worker may have become eligible."""
+
+    settings: RouterSettings
+    projection: Projection[State]
+    outbox: Outbox
+    bus: Bus
+    claims: Claims
+    subjects: Subjects
+    clock: Clock
+    router: RouterId
+    source: Source
+    metrics: RouterMetrics
+    capacity_changed: Callable[[], Awaitable[None]]
+
+    def moment(self) -> Moment:
+        return Moment(self.clock.now_ns(), self.projection.seen_seq)
+
+    def record(self, call: Call, facts: list[EventData]) -> list[Envelope]:
+        """Errors: OutboxFull."""
+        if not facts:
+            return []
+        return self.outbox.record(facts, Origin(call.request, traceparent=call.order.traceparent))
+
+
+class Driver:
+    """Drives `call` from a recorded first assignment to its end."""
+
+    def __init__(self, wiring: Wiring, call: Call, first: Placed) -> None:
+        self._wiring = wiring
+        self._call = call
+        self._placed = first
+        self._logger = structlog.get_logger(component="dispatch").bind(request=call.request)
+
+    async def run(self) -> None:
+        """Returns when the end is recorded. Raises nothing."""
+        call = self._call
+        try:
+            finish = await self._serve()
+        except (asyncio.CancelledError, _ClientGone):
+            if call.shut_down:
+                self._fail(Unserved("shutdown", "the router is shutting down"))
+            else:
+                self._cancelled()
+        except Unserved as failure:
+            self._fail(failure)
+        except Exception:
+            self._logger.exception("driver failed")
+            self._fail(Unserved("internal", "an internal error; the log has the details"))
+        else:
+            self._complete(finish)
+            return
+        await self._tell(Cancel(request=call.request))
+
+    async def _serve(self) -> Finish:
+        while True:
+            try:
+                return await self._attempt()
+            except _Stopped as stopped:
+                if finish := self._finished_anyway():
+                    return finish
+                self._redirect(stopped.reason)
+                await self._place_again()
+
+    # --- one attempt
+
+    async def _attempt(self) -> Finish:
+        """Errors: _Stopped to go on elsewhere; Unserved to give up."""
+        assigned, event = self._placed
+        predicted_s = (assigned.queue_us + assigned.service_us) / 1e6
+        first_by_s = 2 * predicted_s + self._wiring.settings.first_token_slack_s
+        deadline = asyncio.get_running_loop().time() + first_by_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._wiring.outbox.stored(event)
+                await self._assign(assigned)
+            return await self._follow(FrameOrder(assigned.attempt), deadline)
+        except TimeoutError:
+            raise Unserved("lost-stream", f"no token came within {first_by_s:.1f} s") from None
+
+    async def _assign(self, assigned: RequestAssigned) -> None:
+        call, wiring = self._call, self._wiring
+        prompt_tokens = call.order.prompt_tokens + len(call.generated)
+        command = Assign(
+            request=call.request,
+            attempt=assigned.attempt,
+            router=wiring.router,
+            router_source=wiring.source,
+            worker=assigned.worker,
+            decode_worker=assigned.decode_worker,
+            prompt_tokens=prompt_tokens,
+            block_ids=b"".join(call.order.chain),
+            max_new_tokens=call.tokens_left,
+            stop_tokens=call.order.stop_tokens,
+            sampling=call.order.sampling,
+            service_us=assigned.service_us,
+            traceparent=call.order.traceparent,
+        )
+        if assigned.attempt == 1:
+            wiring.metrics.assign_s.observe((wiring.clock.monotonic_ns() - call.order.arrived_ns) / 1e9)
+        subject = wiring.subjects.agent(node_of(assigned.worker))
+        try:
+            reply = decode_reply(
+                await wiring.bus.request(subject, encode_message(command), wiring.settings.ack_timeout_s)
+            )
+        except NoReply:
+            await self._tell(Release(request=call.request, attempt=assigned.attempt))
+            raise _Stopped("no-reply") from None
+        except ValidationError as error:
+            self._logger.warning("unreadable reply", worker=assigned.worker, errors=error.error_count())
+            raise _Stopped("aborted") from None
+        match reply:
+            case Accepted():
+                return
+            case Refused():
+                self._logger.info("refused", worker=assigned.worker, reason=reply.reason, detail=reply.detail)
+                raise _Stopped(REDIRECT_REASON.get(reply.reason, "aborted"))
+            case Released():
+                raise _Stopped("aborted")
+            case _:
+                assert_never(reply)
+
+    async def _follow(self, order: FrameOrder, first_by: float) -> Finish:
+        """Hand tokens over until the last. Errors: _Stopped, _ClientGone; TimeoutError while there is no token."""
+        attempt = self._placed.assigned.attempt
+        while True:
+            match await self._next(order, first_by):
+                case TokenFrame(error=str() as error) as frame if frame.attempt == attempt:
+                    self._logger.warning("attempt broke off", attempt=attempt, error=error)
+                    raise _Stopped("aborted")
+                case TokenFrame() as frame:
+                    for piece in order.take(frame):
+                        self._give(piece)
+                        if piece.frame.finish is not None:
+                            return piece.frame.finish
+                case Broken() as broken if broken.attempt == attempt:
+                    raise _Stopped(broken.reason)
+                case Broken():
+                    pass
+                case Enough():
+                    await self._tell(Cancel(request=self._call.request))
+                    return "stop"
+
+    async def _next(self, order: FrameOrder, first_by: float) -> Signal:
+        now = asyncio.get_running_loop().time()
+        limit = now + self._wiring.settings.idle_timeout_s if order.tokens else first_by
+        if order.has_gap:
+            limit = min(limit, now + GAP_S)
+        try:
+            async with asyncio.timeout_at(limit):
+                return await self._call.inbox.get()
+        except TimeoutError:
+            if order.tokens or order.has_gap:
+                await self._tell(Release(request=self._call.request, attempt=self._placed.assigned.attempt))
+                raise _Stopped("no-reply") from None
+            raise
+
+    def _give(self, piece: Piece) -> None:
+        call, wiring = self._call, self._wiring
+        call.last_token_ns = wiring.clock.monotonic_ns()
+        if call.served is None:
+            ttft_us = (call.last_token_ns - call.order.arrived_ns) // 1_000
+            call.served = Served(self._placed.event.id, self._placed.assigned.worker, piece.frame, ttft_us)
+            wiring.metrics.ttft_s.observe(ttft_us / 1e6)
+        if not call.give(piece):
+            raise _ClientGone
+
+    # --- between two attempts
+
+    def _finished_anyway(self) -> Finish | None:
+        """The answer is whole although its last frame is missing."""
+        call = self._call
+        if call.generated and call.generated[-1] in call.order.stop_tokens:
+            return "stop"
+        return "length" if not call.tokens_left else None
+
+    def _redirect(self, reason: RedirectReason) -> None:
+        """Errors: Unserved when no attempt is left."""
+        call, wiring = self._call, self._wiring
+        facts = decider.redirect(wiring.projection.state, call.request, self._placed.assigned.attempt, reason)
+        wiring.record(call, facts)
+        wiring.metrics.redirected.labels(reason).inc()
+        self._logger.info("redirected", attempt=self._placed.assigned.attempt, reason=reason)
+        if any(isinstance(fact, RequestFailed) for fact in facts):
+            raise Unserved(
+                "attempts-exhausted",
+                f"no worker served the request in {self._placed.assigned.attempt} attempts",
+                decider.RETRY_AFTER_S,
+            )
+
+    async def _place_again(self) -> None:
+        """Errors: Unserved when no worker comes in time."""
+        wiring = self._wiring
+        if (attempt := self._placed.assigned.attempt) > 1:
+            await wiring.clock.sleep(PAUSE_S * attempt)
+        try:
+            async with asyncio.timeout(wiring.settings.no_worker_wait_s):
+                while (placed := self._decide_again()) is None:
+                    await wiring.capacity_changed()
+        except TimeoutError:
+            raise Unserved("no-worker", "no worker can take the request now", decider.RETRY_AFTER_S) from None
+        self._placed = placed
+        try:
+            wiring.claims.hold(self._call.request, placed.assigned.attempt, self._call.prompt)
+        except BufferFull as full:
+            raise Unserved("overloaded", str(full), decider.RETRY_AFTER_S) from full
+
+    def _decide_again(self) -> Placed | None:
+        call, wiring = self._call, self._wiring
+        facts = decider.assign_again(wiring.projection.state, call.request, len(call.generated), wiring.moment())
+        for event in wiring.record(call, facts):
+            if isinstance(event.data, RequestAssigned):
+                return Placed(event.data, event)
+        return None
+
+    # --- the end
+
+    def _complete(self, finish: Finish) -> None:
+        call = self._call
+        assert call.served is not None, "a request completes with a token"
+        first, ttft_us = call.served.first, call.served.ttft_us
+        later_ns = call.last_token_ns - call.order.arrived_ns - ttft_us * 1_000
+        self._end(
+            RequestCompleted(
+                request=call.request,
+                worker=call.served.worker,
+                ttft_us=ttft_us,
+                queue_us=first.queue_us,
+                fetch_us=first.fetch_us,
+                prefill_us=first.prefill_us,
+                handoff_us=max(0, ttft_us - first.queue_us - first.fetch_us - first.prefill_us),
+                tpot_us=later_ns // 1_000 // max(1, len(call.generated) - 1),
+                output_tokens=len(call.generated),
+                cached_tokens=first.cached_tokens,
+                finish=finish,
+            )
+        )
+        metrics = self._wiring.metrics
+        metrics.prompt_tokens.labels("cached").inc(first.cached_tokens)
+        metrics.prompt_tokens.labels("computed").inc(max(0, call.order.prompt_tokens - first.cached_tokens))
+        metrics.output_tokens.inc(len(call.generated))
+        call.close(finish)
+
+    def _fail(self, failure: Unserved) -> None:
+        match failure.reason:
+            case "attempts-exhausted" | "no-worker" | "lost-stream" | "shutdown" | "internal" as reason:
+                self._end(RequestFailed(request=self._call.request, reason=reason))
+            case "too-long" | "overloaded" | "client-left":
+                self._end(RequestFailed(request=self._call.request, reason="internal"))
+            case _:
+                assert_never(failure.reason)
+        self._logger.warning("request failed", reason=failure.reason, detail=str(failure))
+        self._call.close(failure)
+
+    def _cancelled(self) -> None:
+        self._end(RequestCancelled(request=self._call.request))
+        self._call.close(Unserved("client-left", "the client has left, or does not read its answer"))
+
+    def _end(self, fact: RequestCompleted | RequestFailed | RequestCancelled) -> None:
+        """Recorded at once; one that `redirect` has recorded already is not recorded again."""
+        self._wiring.record(self._call, decider.end(self._wiring.projection.state, fact))
+        self._wiring.metrics.ended.labels(fact.TYPE.removeprefix("request-")).inc()
+
+    async def _tell(self, command: Cancel | Release) -> None:
+        """Say it once to the agent that has the attempt. Lost, it costs work and nothing else."""
+        subject = self._wiring.subjects.agent(node_of(self._placed.assigned.worker))
+        try:
+            await self._wiring.bus.publish(subject, encode_message(command))
+        except Unavailable as error:
+            self._logger.info("not sent", command=command.kind, error=str(error))

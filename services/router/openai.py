@@ -1,0 +1,214 @@
+"""What clients send, as OpenAI defines it. Strict: a field that is not served is refused by name, never ignored.
+
+Fields that change nothing at their neutral value (`n: 1`, `frequency_penalty: 0`, …) are taken at that value and refused at
+any other, because common clients always send them.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+MESSAGES_MAX = 2_048
+STOPS_MAX = 4
+STOP_CHARS_MAX = 256
+"""Bounds how much of an answer is held back in search of a stop string."""
+
+COMPLETION_TOKENS_DEFAULT = 16
+"""`max_tokens` of a completion that names none (OpenAI's own default). A chat takes what is left of the context."""
+
+TOKEN_ID_MAX = 2**32 - 1
+
+
+class BadRequest(Exception):
+    """The client is to blame. `code` and `param` as in OpenAI's errors."""
+
+    def __init__(
+        self, message: str, param: str | None = None, code: str = "invalid_request", *, status: int = 400
+    ) -> None:
+        super().__init__(message)
+        self.param, self.code, self.status = param, code, status
+
+
+class Neutral(NamedTuple):
+    """Takes one value, and None."""
+
+    value: Any
+
+    def __call__(self, given: Any) -> Any:
+        if given is not None and given != self.value:
+            raise ValueError(f"only {self.value!r} is supported, got {str(given)[:40]!r}")
+        return given
+
+
+def _content(given: Any) -> Any:
+    """A message's text; a list of text parts is one text."""
+    if not isinstance(given, list):
+        return given
+    texts = []
+    for part in given:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"content parts of type 'text' are supported, got {str(kind)[:40]!r}")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _stops(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given or []
+
+
+def _prompt(given: Any) -> Any:
+    """One text or one list of token ids, alone or as a list of one."""
+    if isinstance(given, list) and given and not isinstance(given[0], int):
+        if len(given) > 1:
+            raise ValueError(f"one prompt per request is supported, got {len(given)}")
+        given = given[0]
+    if isinstance(given, str) and given:
+        return given
+    if isinstance(given, list) and given and all(type(each) is int and 0 <= each <= TOKEN_ID_MAX for each in given):
+        return given
+    raise ValueError("a text or a list of token ids is needed, and it may not be empty")
+
+
+class Message(BaseModel):
+    """One turn of a conversation."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_content)]
+    name: str | None = Field(default=None, max_length=64)
+
+
+class StreamOptions(BaseModel):
+    """`include_usage`: a last chunk tells the usage."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+
+
+class GenerationRequest(BaseModel):
+    """What both endpoints take."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(min_length=1, max_length=256)
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]],
+        BeforeValidator(_stops),
+        Field(max_length=STOPS_MAX),
+    ] = Field(default_factory=list)
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(default=None, max_length=1_024, description="taken, of no effect")
+    ignore_eos: bool = Field(default=False, description="extension: generate max_tokens whatever the model says")
+
+    n: Annotated[int | None, BeforeValidator(Neutral(1))] = None
+    frequency_penalty: Annotated[float | None, BeforeValidator(Neutral(0))] = None
+    presence_penalty: Annotated[float | None, BeforeValidator(Neutral(0))] = None
+    repetition_penalty: Annotated[float | None, BeforeValidator(Neutral(1))] = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(Neutral({}))] = None
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only with stream: true")
+        return self
+
+    @property
+    def output_tokens(self) -> int | None:
+        """The limit the client names."""
+        return self.max_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class ChatRequest(GenerationRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MESSAGES_MAX)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: Annotated[list[Any] | None, BeforeValidator(Neutral([]))] = None
+    response_format: Annotated[dict[str, str] | None, BeforeValidator(Neutral({"type": "text"}))] = None
+
+    @model_validator(mode="after")
+    def _top_needs_logprobs(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only with logprobs: true")
+        return self
+
+    @property
+    def output_tokens(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives per token are told; None for no log-probabilities at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def turns(self) -> list[dict[str, str]]:
+        """The messages as a template takes them. Templates know `developer` by its old name."""
+        return [
+            {"role": "system" if each.role == "developer" else each.role, "content": each.content}
+            | ({"name": each.name} if each.name is not None else {})
+            for each in self.messages
+        ]
+
+
+class CompletionRequest(GenerationRequest):
+    """`POST /v1/completions`."""
+
+    prompt: Annotated[str | list[int], BeforeValidator(_prompt)]
+    logprobs: int | None = Field(default=None, ge=0, le=5)
+    best_of: Annotated[int | None, BeforeValidator(Neutral(1))] = None
+    echo: Annotated[bool | None, BeforeValidator(Neutral(False))] = None
+    suffix: Annotated[str | None, BeforeValidator(Neutral(""))] = None
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+
+R = TypeVar("R", bound=GenerationRequest)
+
+
+def parse(cls: type[R], body: bytes) -> R:
+    """The request in `body`. BadRequest names the first wrong field; nothing of what the client sent is in the message but
+    names and short values."""
+    try:
+        return cls.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise _bad_request(first["type"], first["loc"], first["msg"]) from None
+
+
+def _bad_request(kind: str, loc: Sequence[int | str], message: str) -> BadRequest:
+    param = _path(loc) or None
+    message = message.removeprefix("Value error, ")
+    match kind:
+        case "json_invalid":
+            return BadRequest(f"the body is no JSON that can be read: {message}", None, "invalid_json")
+        case "extra_forbidden":
+            return BadRequest(f"unsupported parameter: '{_path(loc)}'", param, "unsupported_parameter")
+        case "missing":
+            return BadRequest(f"missing required parameter: '{_path(loc)}'", param, "missing_required_parameter")
+        case _ if param is None:
+            return BadRequest(message, None, "invalid_value")
+        case _:
+            return BadRequest(f"invalid '{param}': {message}", param, "invalid_value")
+
+
+def _path(loc: Sequence[int | str]) -> str:
+    """`("messages", 0, "role")` as `messages[0].role`."""
+    path = "".join(f"[{each}]" if isinstance(each, int) else f".{each[:64]}" for each in loc)
+    return path.removeprefix(".")

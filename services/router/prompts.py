@@ -1,0 +1,147 @@
+"""From a validated request to an `Order`: tokenise, check the limits that are counted in tokens, name the blocks."""
+
+from typing import NamedTuple
+from uuid import UUID
+
+import numpy as np
+
+from services.router.calls import Order
+from services.router.openai import COMPLETION_TOKENS_DEFAULT, BadRequest, ChatRequest, CompletionRequest
+from services.router.text import IdStream, TextStream
+from services.router.tokenizer import ModelText, TemplateRefused, TextThreads, TooManyTokens
+from shared.contracts.commands import SamplingSpec
+from shared.contracts.ids import BlockId, RequestId, TenantId
+from shared.model.blocks import Tokens, block_chain, block_key
+
+NO_TOKENIZER = "this pool has no tokenizer: send token ids as 'prompt' to /v1/completions, without 'stop'"
+
+Asked = ChatRequest | CompletionRequest
+
+
+class Offer(NamedTuple):
+    """What the pool serves: limits in tokens as its nodes registered them."""
+
+    model: str
+    block_tokens: int
+    prompt_tokens_max: int
+
+
+class Context(NamedTuple):
+    """What a request brings besides its body. `arrived_ns` is monotonic."""
+
+    request: RequestId
+    tenant: TenantId
+    arrived_ns: int
+    slo_us: int | None
+    traceparent: str | None
+
+
+class Prompts:
+    """`text` is None in a pool without a tokenizer: then only token ids are served, and answers are ids too."""
+
+    def __init__(self, text: ModelText | None, threads: TextThreads, key: bytes, output_tokens_max: int) -> None:
+        self._text = text
+        self._threads = threads
+        self._key = key
+        self._output_tokens_max = output_tokens_max
+
+    async def order(self, asked: Asked, offer: Offer, context: Context) -> Order:
+        """Errors: BadRequest names the field and the limit."""
+        if self._text is None and asked.stop:
+            raise BadRequest(NO_TOKENIZER, "stop", "unsupported_value")
+        limit = min(offer.prompt_tokens_max, self._context_tokens(offer) - 1)
+        try:
+            tokens, chain = await self._threads.run(
+                self._tokenise, asked, offer, limit, block_key(self._key, context.tenant)
+            )
+        except TooManyTokens as many:
+            raise _too_long(asked, f"the prompt has {many.tokens} tokens; at most {limit} can be served") from None
+        except TemplateRefused as refused:
+            raise BadRequest(f"the model's chat template: {refused}", "messages", "invalid_value") from None
+        return Order(
+            request=context.request,
+            tenant=context.tenant,
+            model=asked.model,
+            tokens=tokens,
+            chain=chain,
+            max_tokens=self._max_tokens(asked, offer, len(tokens)),
+            stop_tokens=() if asked.ignore_eos or self._text is None else self._text.stop_tokens,
+            sampling=_sampling(asked, context.request),
+            stream=bool(asked.stream),
+            arrived_ns=context.arrived_ns,
+            slo_us=context.slo_us,
+            traceparent=context.traceparent,
+        )
+
+    def stream(self, order: Order) -> TextStream:
+        """The text of the answer to `order`."""
+        return self._text.stream(order.tokens) if self._text else IdStream()
+
+    def token_text(self, token: int) -> str:
+        """One token by itself."""
+        return self._text.token_text(token) if self._text else f"<{token}>"
+
+    def _context_tokens(self, offer: Offer) -> int:
+        """Prompt and answer together. Without a model directory nothing but the router's own limit bounds an answer."""
+        return self._text.context_tokens if self._text else offer.prompt_tokens_max + self._output_tokens_max
+
+    def _tokenise(self, asked: Asked, offer: Offer, limit: int, key: bytes) -> tuple[Tokens, tuple[BlockId, ...]]:
+        """Runs in a thread. Errors: BadRequest, TooManyTokens, TemplateRefused."""
+        if isinstance(asked, CompletionRequest) and isinstance(asked.prompt, list):
+            tokens = self._ids(asked.prompt, limit)
+        elif self._text is None:
+            raise BadRequest(
+                NO_TOKENIZER, "messages" if isinstance(asked, ChatRequest) else "prompt", "unsupported_value"
+            )
+        elif isinstance(asked, CompletionRequest):
+            assert isinstance(asked.prompt, str), "a prompt is ids or text"
+            tokens = self._text.encode(asked.prompt, limit)
+        elif self._text.has_chat:
+            tokens = self._text.encode_chat(asked.turns(), limit)
+        else:
+            raise BadRequest("the model has no chat template: use /v1/completions", "messages", "unsupported_value")
+        if not len(tokens):
+            raise BadRequest("the prompt has no tokens", None, "invalid_value")
+        return tokens, tuple(block_chain(tokens, offer.block_tokens, key))
+
+    def _ids(self, ids: list[int], limit: int) -> Tokens:
+        if len(ids) > limit:
+            raise TooManyTokens(len(ids))
+        if self._text is not None and (highest := max(ids)) >= self._text.vocabulary:
+            raise BadRequest(
+                f"token id {highest} is outside the vocabulary of {self._text.vocabulary}", "prompt", "invalid_value"
+            )
+        return np.asarray(ids, dtype=np.uint32)
+
+    def _max_tokens(self, asked: Asked, offer: Offer, prompt_tokens: int) -> int:
+        context = self._context_tokens(offer)
+        room = min(context - prompt_tokens, self._output_tokens_max)
+        wanted = asked.output_tokens
+        if wanted is None:
+            return min(COMPLETION_TOKENS_DEFAULT, room) if isinstance(asked, CompletionRequest) else room
+        if wanted > self._output_tokens_max:
+            raise BadRequest(
+                f"max_tokens: {wanted} is over the limit of {self._output_tokens_max}", "max_tokens", "invalid_value"
+            )
+        if wanted > room:
+            raise _too_long(
+                asked,
+                f"the context has {context} tokens, but {prompt_tokens} in the prompt and {wanted} of max_tokens"
+                f" are {prompt_tokens + wanted}",
+            )
+        return wanted
+
+
+def _too_long(asked: Asked, message: str) -> BadRequest:
+    return BadRequest(message, "messages" if isinstance(asked, ChatRequest) else "prompt", "context_length_exceeded")
+
+
+def _sampling(asked: Asked, request: RequestId) -> SamplingSpec:
+    """Without a seed the request's own id is one: every attempt must choose alike, two requests need not."""
+    alternatives = asked.alternatives
+    return SamplingSpec(
+        temperature=1.0 if asked.temperature is None else asked.temperature,
+        top_p=1.0 if asked.top_p is None else asked.top_p,
+        seed=UUID(request).int % 2**63 if asked.seed is None else asked.seed,
+        logprobs=0 if alternatives is None else max(1, alternatives),
+    )

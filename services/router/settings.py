@@ -1,0 +1,48 @@
+"""What the router reads from its environment. Limits are per process; every one of them bounds memory or time."""
+
+from pydantic import DirectoryPath, Field, FilePath
+
+from shared.runtime.settings import ServiceSettings
+
+BLOCK_KEY_BYTES_MIN = 32
+
+
+class RouterSettings(ServiceSettings):
+    """`VERTUMNUS_*`, see `ServiceSettings`."""
+
+    block_key_file: FilePath = Field(description="the deployment's secret for block ids, 32 bytes or more")
+    model_dir: DirectoryPath | None = Field(
+        default=None, description="Hugging Face directory with the tokenizer; without one only token ids are served"
+    )
+    coefficients: str = Field(
+        default="qwen3_30b_a3b_h20", description="cost model, a file in shared/model/coefficients"
+    )
+    api_key_file: FilePath | None = Field(default=None, description="API keys, one a line; without one no key is asked")
+
+    open_requests_max: int = Field(default=1_024, ge=1, le=100_000)
+    body_bytes_max: int = Field(default=8 * 2**20, ge=1_024, le=2**30)
+    token_buffer_bytes_max: int = Field(default=256 * 2**20, ge=2**20, description="prompts held for agents to claim")
+    output_tokens_max: int = Field(default=4_096, ge=1, le=1_000_000)
+    tokenizer_threads: int = Field(default=2, ge=1, le=64)
+
+    ack_timeout_s: float = Field(default=1.0, gt=0, le=60, description="an agent answers an assignment within this")
+    no_worker_wait_s: float = Field(default=5.0, ge=0, le=60, description="how long a request waits for any worker")
+    first_token_slack_s: float = Field(default=10.0, gt=0, le=3_600, description="on top of twice the predicted TTFT")
+    idle_timeout_s: float = Field(default=30.0, gt=0, le=3_600, description="between two tokens")
+    drain_s: float = Field(default=25.0, ge=0, le=25.0, description="open streams may take this long after SIGTERM")
+
+    def block_key(self) -> bytes:
+        """The deployment's key. ValueError if the file holds too little."""
+        key = self.block_key_file.read_bytes()
+        if len(key) < BLOCK_KEY_BYTES_MIN:
+            raise ValueError(f"block_key_file: {len(key)} bytes; at least {BLOCK_KEY_BYTES_MIN} are needed")
+        return key
+
+    def api_keys(self) -> tuple[bytes, ...]:
+        """The keys that are taken; none if no file is set. ValueError for a file without a key."""
+        if self.api_key_file is None:
+            return ()
+        keys = tuple(line.strip() for line in self.api_key_file.read_bytes().splitlines() if line.strip())
+        if not keys:
+            raise ValueError("api_key_file: no key in it")
+        return keys
