@@ -65,12 +65,9 @@ class Changes:
     runs: dict[WorkerId, set[int]] = field(default_factory=dict)
 
     def add(self, patch: Patch) -> None:
-        """ValueError if a name is too long for an index."""
+        """Put a patch on top of those of the same row."""
         row = {name: value for name, value in patch.row.items() if value is not None}
         key = tuple(row[name] for name in PATCHED_TABLES[patch.table])
-        for part in key:
-            if isinstance(part, str) and len(part) > KEY_CHARS_MAX:
-                raise ValueError(f"{patch.table}: a name has at most {KEY_CHARS_MAX} characters, got {len(part)}")
         self.patches.setdefault(patch.table, {}).setdefault(key, {}).update(row)
 
 
@@ -147,9 +144,10 @@ def _note(models: ReadModels, place: Place, fault: str) -> None:
 
 
 def _fold(models: ReadModels, place: Place, stored: Stored) -> None:
-    for patch in patches(place, stored):
-        models.changes.add(patch)
-    _end_requests(models, place, stored)
+    """All of what an event changes in rows, or nothing of it if a fold finds a fault in it."""
+    told = [*patches(place, stored), *_ends(models, place, stored)]
+    for patch in told:
+        _check_key(patch)
     _mark(models, stored.data)
     pool_fold.evolve(models.pool, stored)
     holders_fold.evolve(models.holders, stored)
@@ -159,23 +157,32 @@ def _fold(models: ReadModels, place: Place, stored: Stored) -> None:
             _follow_report(models, place, data)
         case ParametersChanged() | Frozen() | Thawed() as data:
             models.parameters = parameters_fold.evolve(models.parameters, stored)
-            models.changes.add(_parameters(models.parameters, place, stored, data))
+            told.append(_parameters(models.parameters, place, stored, data))
         case _:
             pass
+    for patch in told:
+        models.changes.add(patch)
 
 
-def _end_requests(models: ReadModels, place: Place, stored: Stored) -> None:
+def _check_key(patch: Patch) -> None:
+    for name in PATCHED_TABLES[patch.table]:
+        value = patch.row[name]
+        if isinstance(value, str) and len(value) > KEY_CHARS_MAX:
+            raise ValueError(f"{name}: {len(value)} characters; a name has at most {KEY_CHARS_MAX}")
+
+
+def _ends(models: ReadModels, place: Place, stored: Stored) -> list[Patch]:
     """Each request's first end counts; the audit reports a second one."""
     match stored.data:
         case ended if isinstance(ended, ENDS):
-            if ended.request not in models.holders.ended:
-                models.changes.add(end(place, stored, ended.request))
+            known = ended.request in models.holders.ended
+            return [] if known else [end(place, stored, ended.request)]
         case RouterLost() as lost:
-            for request, source in models.holders.open.items():
-                if source == lost.source:
-                    models.changes.add(end(place, stored, request))
+            return [
+                end(place, stored, request) for request, source in models.holders.open.items() if source == lost.source
+            ]
         case _:
-            pass
+            return []
 
 
 def _mark(models: ReadModels, data: EventData) -> None:

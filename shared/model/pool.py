@@ -116,7 +116,7 @@ def _node(pool: Pool, node: NodeId) -> Node:
 
 def _commit(pool: Pool, node: Node, data: EpochCommitted) -> None:
     for retired in node.workers:
-        del pool.workers[retired.id]
+        pool.workers.pop(retired.id, None)
     node.epoch, node.composition, node.draining = data.epoch, data.composition, frozenset()
     node.workers = tuple(
         Worker(each.worker, node.id, Group(each.first_rank, each.degree), each.capacity_us) for each in data.workers
