@@ -27,9 +27,14 @@ class Channel(StrEnum):
 
 
 class EventData(BaseModel):
-    """What one event says. Frozen; durations are integer microseconds; bytes travel as base64."""
+    """What one event says. Frozen; durations are integer microseconds; bytes travel as base64.
 
-    model_config = ConfigDict(frozen=True, extra="allow", ser_json_bytes="base64", val_json_bytes="base64")
+    Numbers are finite: JSON has no infinity, and what was written instead could not be read.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="allow", allow_inf_nan=False, ser_json_bytes="base64", val_json_bytes="base64"
+    )
 
     TYPE: ClassVar[str]
     VERSION: ClassVar[int]
@@ -51,7 +56,7 @@ class Envelope(BaseModel):
     scan), `causation` the event that led to it. `time_ns` is the sender's wall clock.
     """
 
-    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
+    model_config = ConfigDict(frozen=True, extra="allow", ser_json_bytes="base64", val_json_bytes="base64")
 
     id: UUID
     type: str
