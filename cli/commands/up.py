@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
+QUESTION = '{"role": "user", "content": "What is the capital of France?"}'
 EXIT_FAILED = 1
 
 
@@ -126,7 +127,21 @@ Vertumnus is ready ({seconds:.1f} s)
   logs     {system.services["router"].log.parent}
 
 Ask it something:
-  curl -s {system.api_url}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "default", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+{example(system)}
 
 Ctrl-C stops it; the next `vertumnus up` goes on from here."""
+
+
+def example(system: "RunningSystem") -> str:
+    """A request that this very system answers. Without a tokenizer it takes token ids only."""
+    import httpx
+
+    served = httpx.get(f"{system.api_url}/v1/models").raise_for_status().json()["data"]
+    model = served[0]["id"] if served else "<model>"
+    if system.tokenizer:
+        path, prompt = "chat/completions", f'"temperature": 0, "messages": [{QUESTION}]'
+    else:
+        path, prompt = "completions", '"prompt": [11, 12, 13, 14, 15, 16, 17, 18], "max_tokens": 8'
+    return f"""\
+  curl -s {system.api_url}/v1/{path} -H 'content-type: application/json' \\
+    -d '{{"model": "{model}", {prompt}}}'"""

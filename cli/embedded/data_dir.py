@@ -34,6 +34,7 @@ class RunningSystem(BaseModel):
     nats_url: str
     database_url: str
     operator_key_file: Path
+    tokenizer: bool
     services: dict[str, RunningService]
 
     @property

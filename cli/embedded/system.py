@@ -56,6 +56,7 @@ class EmbeddedSystem:
                 nats_url=servers.nats_url,
                 database_url=servers.database_url,
                 operator_key_file=self._home.operator_key_file(),
+                tokenizer=self._choices.model_dir is not None,
                 services={s.name: RunningService(url=s.url, log=s.log) for s in services},
             )
             self._home.announce(system)

@@ -16,6 +16,7 @@ def system(pid: int, log: Path) -> RunningSystem:
         nats_url="nats://u:p@h:1",
         database_url="postgresql+asyncpg://u:p@h:1/d",
         operator_key_file=log.parent / "operator.key",
+        tokenizer=False,
         services=services,
     )
 
