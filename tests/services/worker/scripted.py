@@ -228,14 +228,17 @@ class World:
         return [frame for frame in self.frames if frame.request == request]
 
 
-def committed(epoch: int, composition: Composition) -> EpochCommitted:
+def committed(epoch: int, composition: Composition, node: NodeId = NODE) -> EpochCommitted:
     workers = tuple(
         CommittedWorker(
-            worker=worker(group.first_rank, epoch), first_rank=group.first_rank, degree=group.degree, capacity_us=1
+            worker=worker_id(node, epoch, group.first_rank),
+            first_rank=group.first_rank,
+            degree=group.degree,
+            capacity_us=1,
         )
         for group in groups_of(composition)
     )
-    return EpochCommitted(node=NODE, epoch=epoch, composition=composition, workers=workers)
+    return EpochCommitted(node=node, epoch=epoch, composition=composition, workers=workers)
 
 
 @asynccontextmanager
