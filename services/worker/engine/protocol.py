@@ -8,7 +8,8 @@ routers or of the log. Rules for every engine:
 2.  A command that names an epoch is refused with `StaleEpoch` unless it is the epoch the engine serves: geometry is
     pinned per step, and nothing runs under one that has been left.
 3.  `adopt` happens at a step boundary: the agent lets running steps finish first, or the call raises `Busy`. All ranks
-    adopt or none does. Weights and KV stay where they are.
+    adopt or none does. Weights and KV stay where they are. Afterwards `resident` tells what each new worker holds: a split
+    leaves out blocks whose parents lie on a sibling's ranks, and a later merge may bring them back.
 4.  A block is stored only when every layer of it is. Holders are prefix-closed: a worker never holds a block without its
     parent, eviction goes leaf first.
 5.  The KV of a finished prefill stays pinned until `release`, so a hand-off may read it right through an eviction, a later
@@ -129,7 +130,8 @@ class ItemResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`seconds` is engine time from the step's start to its last result. `evicted` left the worker to make room."""
+    """`seconds` is engine time from the step's start to its last result. `evicted` left the worker to make room, before
+    anything of this step was stored; a step that failed leaves its evictions to the worker's next result."""
 
     items: tuple[ItemResult, ...]
     seconds: float

@@ -45,6 +45,7 @@ from shared.model.lattice import Group
 
 def run_rank(control: socket.socket, pools: Sequence[int]) -> NoReturn:
     """The whole life of a rank process. `pools` are the descriptors of all KV pools, in rank order."""
+    status = 1
     try:
         with torch.inference_mode():
             _serve(control, pools)
@@ -52,11 +53,10 @@ def run_rank(control: socket.socket, pools: Sequence[int]) -> NoReturn:
     except Exception as error:  # noqa: BLE001 - whatever it is, the frontend must hear of it before the process ends
         traceback.print_exc()
         control.sendall(frame(Failed(f"{type(error).__name__}: {error}")))
-        status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not sys.exit: tearing down a process group waits for peers, which may be gone.
-    os._exit(status)
+    finally:
+        sys.stderr.flush()
+        # Not sys.exit: tearing down a process group waits for peers, which may be gone.
+        os._exit(status)
 
 
 def _serve(control: socket.socket, pools: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from services.worker.engine.protocol import ItemResult, PrefillItem, PrefillStep, Sampling
@@ -24,7 +25,7 @@ from shared.contracts.ids import RequestId
 from shared.model.blocks import block_chain
 from shared.model.lattice import Group
 from tests.support.reference import Reference
-from tests.support.tiny_models import VOCAB
+from tests.support.tiny_models import VOCAB, write_tiny_model
 
 BLOCK = 16
 LENGTHS = (1, 3, 15, 16, 17, 31, 48, 100, 129, 255, 300, 511)
@@ -136,6 +137,25 @@ async def test_log_probabilities_are_those_of_the_references(
                 if first - second > DIFFERENCE_MAX:
                     assert result.first_token.token == exact.argmax()
     assert worst <= 2 * worst_transformers, f"off by {worst:.2e}, transformers by {worst_transformers:.2e}"
+
+
+async def test_bfloat16_is_as_good_as_that_of_transformers(tmp_path: Path, probing: Probing) -> None:
+    model_dir = write_tiny_model(tmp_path, "qwen3")
+    rounded = {name: tensor.bfloat16() for name, tensor in load_file(model_dir / "model.safetensors").items()}
+    save_file({name: tensor.float() for name, tensor in rounded.items()}, model_dir / "model.safetensors")
+    exact = Reference(model_dir).logprobs(prompt(300))[-1]
+    save_file(rounded, model_dir / "model.safetensors")
+    config = (model_dir / "config.json").read_text().replace("float32", "bfloat16")
+    (model_dir / "config.json").write_text(config)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        logits = model(torch.from_numpy(prompt(300).astype(np.int64))[None]).logits[0, -1]
+    allowed = 2 * np.abs(logits.double().log_softmax(0).numpy() - exact).max()
+    async with probing(model_dir) as prober:
+        assert prober.engine.describe().dtype == "bfloat16"
+        await prober.adopt(1, 1, 2, 4)
+        for group in (Group(0, 1), Group(2, 2), Group(4, 4)):
+            assert np.abs(await prober.logprobs(group, prompt(300)) - exact).max() <= allowed
 
 
 @pytest.mark.parametrize("degree", [1, 2, 4, 8])
