@@ -91,7 +91,8 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class PrefillItem:
-    """One request of a step. `chain` holds the ids of the prompt's whole blocks."""
+    """One request of a step. `chain` holds the ids of the prompt's whole blocks, or of the leading ones: a request that goes
+    on elsewhere has generated tokens at the end of its prompt, and nobody has named their blocks. Those are not stored."""
 
     request: RequestId
     tokens: Tokens

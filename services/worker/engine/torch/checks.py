@@ -35,8 +35,8 @@ def check_item(item: PrefillItem, limits: EngineDescription, vocab: int) -> None
         raise EngineError(f"tokens: {prompt_tokens} tokens; a prompt has 1 to {limits.prompt_tokens_max}")
     if int(item.tokens.max()) >= vocab:
         raise EngineError(f"tokens: id {int(item.tokens.max())} is outside the vocabulary of {vocab}")
-    if len(item.chain) != prompt_tokens // limits.block_tokens:
-        whole = prompt_tokens // limits.block_tokens
+    whole = prompt_tokens // limits.block_tokens
+    if len(item.chain) > whole:
         raise EngineError(f"chain: {len(item.chain)} ids for {whole} whole blocks of {limits.block_tokens} tokens")
     check_sampling(item.sampling, vocab)
 

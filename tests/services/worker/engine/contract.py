@@ -10,6 +10,7 @@ Engines under test have 4 prefill ranks, at least 1 decode rank, and at least 8 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -171,6 +172,20 @@ class EngineContract:
         assert warm.computed_tokens == node.block_tokens
         assert warm.stored.blocks == 0
         assert warm.first_token.token == cold.first_token.token
+
+    async def test_blocks_without_an_id_are_computed_and_not_stored(self, node: Node) -> None:
+        """The prompt of a request that goes on elsewhere ends with generated tokens, whose blocks have no ids."""
+        (group,) = await node.adopt(4)
+        tokens = prompt(5 * node.block_tokens + 1)
+        whole = node.item(tokens)
+        named = replace(node.item(tokens), chain=whole.chain[:2])
+        first = await node.prefill(group, named)
+        assert (first.cached_tokens, first.stored.blocks) == (0, 2)
+        node.engine.release(named.request)
+        assert node.engine.cached_blocks(group, whole.chain) == 2
+        again = await node.prefill(group, whole)
+        assert (again.cached_tokens, again.stored.first_depth) == (2 * node.block_tokens, 2)
+        assert again.first_token.token == first.first_token.token
 
     async def test_resident_lists_parents_before_children(self, node: Node) -> None:
         (group,) = await node.adopt(4)
