@@ -299,7 +299,7 @@ async def test_bad_input_is_refused_by_name(node: Node) -> None:
         "tokens: 0 tokens; a prompt has 1 to 511": node.item(prompt(0)),
         "tokens: 512 tokens; a prompt has 1 to 511": node.item(prompt(512)),
         "tokens: id 259 is outside": node.item(no_token),
-        "chain: 2 ids for 3 whole blocks": replace(node.item(prompt(25)), chain=good.chain),
+        "chain: 2 ids for 1 whole blocks": replace(node.item(prompt(15)), chain=good.chain),
         "top_p: 0": node.item(prompt(20), Sampling(top_p=0)),
         "temperature: nan": node.item(prompt(20), Sampling(temperature=math.nan)),
         "logprobs: 1000": node.item(prompt(20), Sampling(logprobs=1000)),
