@@ -1,16 +1,13 @@
 """`vertumnus up` with its real servers and schema; small HTTP servers stand in for the five services."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import nats
@@ -19,36 +16,12 @@ import pytest
 from cli.embedded.data_dir import DataDir, RunningSystem
 from cli.embedded.processes import is_running
 from cli.embedded.system import SERVICES
+from tests.support.up import Up
 
-LIMIT_S = 60
 
-
-class Up:
-    """One run of the command on `directory`."""
-
-    def __init__(self, directory: Path, *options: str) -> None:
-        arguments = ["up", "--json", "--data-dir", str(directory / "data"), "--engine", "modelled", *options]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from cli.main import app; app()", *arguments],
-            env={**os.environ, "PYTHONPATH": str(directory)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def ready(self) -> dict[str, Any]:
-        """Wait until everything runs; what the command printed."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, self.process.communicate()[1]
-        printed: dict[str, Any] = json.loads(line)
-        return printed
-
-    def end(self, number: signal.Signals) -> tuple[int, str]:
-        """Send a signal; the exit status and what was said on stderr."""
-        self.process.send_signal(number)
-        said = self.process.communicate(timeout=LIMIT_S)[1]
-        return self.process.returncode, said
+def up_with_stand_ins(directory: Path, *options: str) -> Up:
+    """The data lies under `directory`, beside the modules that stand in for the services."""
+    return Up(directory / "data", *options, python_path=directory)
 
 
 @pytest.fixture
@@ -91,7 +64,7 @@ async def read_from_both(system: RunningSystem) -> tuple[int, int]:
 
 
 async def test_a_second_start_resumes_from_the_data_of_the_first(directory: Path) -> None:
-    first = Up(directory)
+    first = up_with_stand_ins(directory)
     printed = first.ready()
     assert printed["pid"] == first.process.pid
     assert set(printed["services"]) == set(SERVICES)
@@ -104,43 +77,42 @@ async def test_a_second_start_resumes_from_the_data_of_the_first(directory: Path
     )
     assert DataDir(directory / "data").running() is None
 
-    second = Up(directory)
+    second = up_with_stand_ins(directory)
     second.ready()
     assert await read_from_both(running(directory)) == (1, 1)
-    assert second.end(signal.SIGINT)[0] == 0
+    assert second.end()[0] == 0
 
 
 def test_a_second_system_on_the_same_data_is_refused_by_process_id(directory: Path) -> None:
-    first = Up(directory)
+    first = up_with_stand_ins(directory)
     first.ready()
-    second = Up(directory)
-    said = second.process.communicate(timeout=LIMIT_S)[1]
+    second = up_with_stand_ins(directory)
+    said = second.failed()
     assert second.process.returncode == 1
     assert f"process {first.process.pid} runs a system in" in said
-    assert first.end(signal.SIGINT)[0] == 0
+    assert first.end()[0] == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent has died")
 def test_a_killed_supervisor_takes_everything_with_it(directory: Path) -> None:
-    up = Up(directory)
+    up = up_with_stand_ins(directory)
     up.ready()
-    children = Path(f"/proc/{up.process.pid}/task/{up.process.pid}/children").read_text().split()
+    children = up.children()
     assert len(children) == len(SERVICES) + 2
-    up.process.kill()
-    up.process.communicate()
+    up.end(signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while any(is_running(int(child)) for child in children):
+    while any(is_running(child) for child in children):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    again = Up(directory)
+    again = up_with_stand_ins(directory)
     again.ready()
-    assert again.end(signal.SIGINT)[0] == 0
+    assert again.end()[0] == 0
 
 
 def test_a_service_that_cannot_start_ends_the_command(directory: Path) -> None:
     (directory / "services" / "worker.py").write_text("raise SystemExit('no memory for the ranks')")
-    up = Up(directory)
-    said = up.process.communicate(timeout=LIMIT_S)[1]
+    up = up_with_stand_ins(directory)
+    said = up.failed()
     assert up.process.returncode == 1
     assert "worker ended with status 1" in said
     assert "no memory for the ranks" in said
@@ -156,7 +128,7 @@ def test_a_service_that_cannot_start_ends_the_command(directory: Path) -> None:
     ],
 )
 def test_bad_options_are_named(directory: Path, options: list[str], complaint: str) -> None:
-    up = Up(directory, *options)
-    said = up.process.communicate(timeout=LIMIT_S)[1]
+    up = up_with_stand_ins(directory, *options)
+    said = up.failed()
     assert up.process.returncode == 2
     assert complaint in " ".join(said.replace("│", " ").split())
