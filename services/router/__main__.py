@@ -9,7 +9,6 @@ from services.router.refusals import Refusals
 from services.router.settings import RouterSettings
 from services.router.tokenizer import ModelText, TextThreads
 from shared.contracts.envelope import Channel
-from shared.model.cost import load_coefficients
 from shared.runtime.outbox import Outbox
 from shared.runtime.projection import Projection
 from shared.runtime.service import open_runtime, probes, run, serve
@@ -22,7 +21,7 @@ async def main() -> None:
     settings = RouterSettings()
     key = settings.block_key()
     text = ModelText(settings.model_dir) if settings.model_dir else None
-    state = decider.initial(load_coefficients(settings.coefficients))
+    state = decider.initial(settings.cost_model())
     async with open_runtime(settings, "router") as runtime:
         filters = [runtime.subjects.channel(each) for each in CHANNELS]
         projection = Projection(runtime.log, filters, state, decider.evolve)

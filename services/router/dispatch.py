@@ -107,6 +107,7 @@ class Dispatcher:
             capacity_changed=self._capacity_changed,
         )
         metrics.watch("open_requests", "Requests between admission and end", lambda: self._admitted)
+        metrics.watch("mispriced_nodes", "Living nodes registered with other coefficients", self._mispriced_nodes)
         metrics.watch("held_prompt_bytes", "Prompts held for agents to claim", lambda: self._claims.held_bytes)
 
     @property
@@ -254,6 +255,11 @@ class Dispatcher:
     def _leave(self) -> None:
         self._admitted -= 1
         self._ended.set()
+
+    def _mispriced_nodes(self) -> int:
+        version = self.state.coefficients.version
+        specs = [node.spec for node in self.state.pool.nodes.values() if node.alive and node.spec is not None]
+        return sum(spec.coefficients_version != version for spec in specs)
 
     def _drop(self, request: RequestId) -> None:
         self._frames.close(request)

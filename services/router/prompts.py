@@ -49,7 +49,7 @@ class Prompts:
         """Errors: BadRequest names the field and the limit."""
         if self._text is None and asked.stop:
             raise BadRequest(NO_TOKENIZER, "stop", "unsupported_value")
-        limit = min(offer.prompt_tokens_max, self._context_tokens(offer) - 1)
+        limit = offer.prompt_tokens_max
         try:
             tokens, chain = await self._threads.run(
                 self._tokenise, asked, offer, limit, block_key(self._key, context.tenant)
@@ -81,10 +81,6 @@ class Prompts:
         """One token by itself."""
         return self._text.token_text(token) if self._text else f"<{token}>"
 
-    def _context_tokens(self, offer: Offer) -> int:
-        """Prompt and answer together. Without a model directory nothing but the router's own limit bounds an answer."""
-        return self._text.context_tokens if self._text else offer.prompt_tokens_max + self._output_tokens_max
-
     def _tokenise(self, asked: Asked, offer: Offer, limit: int, key: bytes) -> tuple[Tokens, tuple[BlockId, ...]]:
         """Runs in a thread. Errors: BadRequest, TooManyTokens, TemplateRefused."""
         if isinstance(asked, CompletionRequest) and isinstance(asked.prompt, list):
@@ -114,7 +110,7 @@ class Prompts:
         return np.asarray(ids, dtype=np.uint32)
 
     def _max_tokens(self, asked: Asked, offer: Offer, prompt_tokens: int) -> int:
-        context = self._context_tokens(offer)
+        context = offer.prompt_tokens_max + 1  # the longest prompt leaves room for one token
         room = min(context - prompt_tokens, self._output_tokens_max)
         wanted = asked.output_tokens
         if wanted is None:

@@ -2,6 +2,7 @@
 
 from pydantic import DirectoryPath, Field, FilePath
 
+from shared.model.cost import Coefficients, load_coefficients
 from shared.runtime.settings import ServiceSettings
 
 BLOCK_KEY_BYTES_MIN = 32
@@ -17,6 +18,7 @@ class RouterSettings(ServiceSettings):
     coefficients: str = Field(
         default="qwen3_30b_a3b_h20", description="cost model, a file in shared/model/coefficients"
     )
+    speedup: float = Field(default=1.0, gt=0, le=1_000, description="of a modelled pool, as its workers are set")
     api_key_file: FilePath | None = Field(default=None, description="API keys, one a line; without one no key is asked")
 
     open_requests_max: int = Field(default=1_024, ge=1, le=100_000)
@@ -37,6 +39,11 @@ class RouterSettings(ServiceSettings):
         if len(key) < BLOCK_KEY_BYTES_MIN:
             raise ValueError(f"block_key_file: {len(key)} bytes; at least {BLOCK_KEY_BYTES_MIN} are needed")
         return key
+
+    def cost_model(self) -> Coefficients:
+        """The set that decisions begin with. FileNotFoundError lists the known names."""
+        loaded = load_coefficients(self.coefficients)
+        return loaded if self.speedup == 1.0 else loaded.scaled(1 / self.speedup)
 
     def api_keys(self) -> tuple[bytes, ...]:
         """The keys that are taken; none if no file is set. ValueError for a file without a key."""

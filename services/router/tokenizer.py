@@ -55,7 +55,6 @@ class ModelText:
         settings = _json(directory / "tokenizer_config.json")
         generation = _json(directory / "generation_config.json", needed=False)
         self.vocabulary = int(config["vocab_size"])
-        self.context_tokens = int(config["max_position_embeddings"])
         self.stop_tokens = _stop_tokens(generation.get("eos_token_id", config.get("eos_token_id")))
         self._special = {
             name: text for name in ("bos_token", "eos_token") if (text := _token_text(settings.get(name))) is not None
