@@ -99,7 +99,7 @@ class Traffic:
         for sender, fact in self._life(request, prompt_tokens, block_ids):
             yield Told(sender, fact, request)
         if self._requests % WINDOW_REQUESTS == 0:
-            yield Told("controller", self._window(self._requests // WINDOW_REQUESTS))
+            yield Told("controller", self.window(self._requests // WINDOW_REQUESTS))
 
     def _life(self, request: RequestId, prompt_tokens: int, block_ids: bytes) -> Iterator[tuple[str, EventData]]:
         yield "router", self._received(request, prompt_tokens, block_ids)
@@ -219,7 +219,8 @@ class Traffic:
             finish="stop",
         )
 
-    def _window(self, k: int) -> WindowClosed:
+    def window(self, k: int) -> WindowClosed:
+        """An observation window."""
         return WindowClosed(
             k=k,
             from_seq=k,

@@ -51,6 +51,7 @@ def eventful() -> Iterator[Told]:
     yield from traffic.start()
     for _ in range(30):
         yield from traffic.request()
+    yield Told("controller", traffic.window(1))
     yield Told("router", received("open-1", 640, block_ids=ids(*range(100, 110))), "open-1")
     yield Told("router", assigned("open-1", W0, 640), "open-1")
     yield Told("worker", stored(W0, 900, cause="fetch", blocks=1))  # its number jumps: degraded
