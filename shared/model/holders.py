@@ -18,6 +18,7 @@ from shared.contracts.events import (
     BlocksEvicted,
     BlocksStored,
     CacheReported,
+    EpochAborted,
     EpochCommitted,
     NodeDeclaredLost,
     NodeLost,
@@ -54,6 +55,7 @@ class Held:
     number: int = 0
     parents: dict[BlockId, BlockId | None] = field(default_factory=dict)
     report: list[BlockRun] = field(default_factory=list)
+    report_parts: int = 0
 
 
 @dataclass(slots=True)
@@ -124,13 +126,15 @@ def evolve(holders: Holders, stored: Stored) -> None:
             for worker in [each for each in holders.workers if node_of(each) == data.node]:
                 _forget(holders, worker)
                 holders.workers[worker] = Held(data.incarnation)
-        case NodeLost() | NodeDeclaredLost() as data:
+        case NodeLost() | NodeDeclaredLost() as data if data.incarnation >= holders.incarnations.get(data.node, 0):
             for worker in [each for each in holders.workers if node_of(each) == data.node]:
                 _clear(holders, worker, holders.workers[worker])
         case PlacementReconciled() as data:
             holders.reconciled[data.node, data.epoch] = data
         case EpochCommitted() as data:
             _commit(holders, data)
+        case EpochAborted() as data:
+            holders.reconciled.pop((data.node, data.epoch), None)
         case _:
             pass
 
@@ -176,13 +180,16 @@ def _report(holders: Holders, data: CacheReported) -> None:
     if held is None or data.incarnation < held.incarnation:
         return
     if data.part == 1:
-        held.report = []
+        held.report, held.report_parts = [], 0
+    if data.part != held.report_parts + 1:
+        return  # its beginning was dropped from the log, or another report's was
+    held.report_parts = data.part
     held.report.extend(data.runs)
     if data.part == data.parts:
         _clear(holders, data.worker, held)
         held.incarnation, held.number, held.trust = data.incarnation, data.number, "exact"
         _add_runs(holders, data.worker, held, held.report)
-        held.report = []
+        held.report, held.report_parts = [], 0
 
 
 def _commit(holders: Holders, data: EpochCommitted) -> None:

@@ -55,10 +55,19 @@ def evolve(parameters: Parameters, stored: Stored) -> Parameters:
     """Fold one event."""
     match stored.data:
         case ParametersChanged() as data:
-            return changed(parameters, data.changes)
+            return _folded(parameters, data)
         case Frozen():
             return parameters.model_copy(update={"frozen": True})
         case Thawed():
             return parameters.model_copy(update={"frozen": False})
         case _:
             return parameters
+
+
+def _folded(parameters: Parameters, data: ParametersChanged) -> Parameters:
+    """A change that a newer controller let through, and this code refuses, changes the number alone: a fold goes on."""
+    try:
+        valid = changed(parameters, data.changes)
+    except ValueError:
+        valid = parameters
+    return valid.model_copy(update={"version": data.parameters_version})

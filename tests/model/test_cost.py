@@ -1,0 +1,109 @@
+"""E_C(R, P), by hand and by its laws."""
+
+import json
+from importlib import resources
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from shared.model.cost import Coefficients, attended_pairs, load_coefficients
+
+HAND = Coefficients(version="hand", d=0.01, a=0.001, b=0.0001, c=0.002, alpha=0.00001, g=0.005)
+TOKENS = st.integers(0, 200_000)
+DEGREES = st.sampled_from((1, 2, 4, 8))
+
+
+@pytest.mark.parametrize(
+    ("uncached", "cached", "pairs"), [(1, 0, 1), (3, 0, 6), (3, 2, 12), (0, 9, 0), (10, 100, 1055)]
+)
+def test_attended_pairs_by_hand(uncached: int, cached: int, pairs: int) -> None:
+    assert attended_pairs(uncached, cached) == pairs
+
+
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_attended_pairs_count_each_query_with_what_lies_before_it(uncached: int, cached: int) -> None:
+    assert attended_pairs(uncached, cached) == sum(cached + position + 1 for position in range(uncached))
+
+
+@pytest.mark.parametrize(
+    ("degree", "microseconds"),
+    [
+        # d + aR + bP = .01 + .1 + .005 = .115 s; cR + αW = .2 + .00001 · (100·50 + 5050) = .3005 s
+        (1, 115_000 + 300_500),
+        (2, 115_000 + 5_000 + 150_250),
+        (4, 115_000 + 15_000 + 75_125),
+        (8, 115_000 + 35_000 + 37_562.5),
+    ],
+)
+def test_a_prefill_by_hand(degree: int, microseconds: float) -> None:
+    assert HAND.prefill_us(degree, 100, 50) == pytest.approx(microseconds, abs=0.5)
+
+
+@given(DEGREES, TOKENS, TOKENS, st.integers(1, 1000))
+def test_more_tokens_never_cost_less(degree: int, uncached: int, cached: int, more: int) -> None:
+    for each in (HAND, load_coefficients("qwen3_30b_a3b_h20")):
+        cost = each.prefill_us(degree, uncached, cached)
+        assert each.prefill_us(degree, uncached + more, cached) >= cost
+        assert each.prefill_us(degree, uncached, cached + more) >= cost
+
+
+@given(DEGREES, TOKENS, TOKENS, st.integers(1, 1000))
+def test_reusing_a_token_never_costs_more_than_computing_it(
+    degree: int, uncached: int, cached: int, reused: int
+) -> None:
+    """True of every set with b ≤ a + c/C: attention to a cached token is paid either way."""
+    cost = HAND.prefill_us(degree, uncached + reused, cached)
+    assert HAND.prefill_us(degree, uncached, cached + reused) <= cost
+
+
+@given(TOKENS, TOKENS)
+def test_without_a_term_in_c_a_larger_degree_never_costs_more(uncached: int, cached: int) -> None:
+    paper = HAND.model_copy(update={"g": 0.0})
+    costs = [paper.prefill_us(degree, uncached, cached) for degree in (1, 2, 4, 8)]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_with_it_a_short_prefill_is_slower_on_more_ranks() -> None:
+    assert HAND.prefill_us(8, 10, 0) > HAND.prefill_us(1, 10, 0)
+    assert HAND.prefill_us(8, 10_000, 0) < HAND.prefill_us(1, 10_000, 0)
+
+
+def test_the_default_slo_is_half_a_second_and_three_prefills_on_four_ranks() -> None:
+    assert HAND.slo_us(1000) == 500_000 + 3 * HAND.prefill_us(4, 1000, 0)
+
+
+@given(DEGREES, TOKENS, TOKENS, st.floats(0.01, 100))
+def test_a_scaled_set_scales_every_prefill(degree: int, uncached: int, cached: int, factor: float) -> None:
+    scaled = HAND.scaled(factor)
+    assert scaled.prefill_us(degree, uncached, cached) == pytest.approx(
+        factor * HAND.prefill_us(degree, uncached, cached), rel=1e-9, abs=factor + 1
+    )
+    assert scaled.version == f"hand*{factor:g}"
+
+
+@pytest.mark.parametrize("name", ["d", "a", "b", "c", "alpha", "g"])
+def test_a_negative_coefficient_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ValidationError, match=name):
+        Coefficients(**{**HAND.model_dump(), name: -1e-9})
+
+
+def test_every_set_that_ships_loads_and_says_where_it_comes_from() -> None:
+    for file in (resources.files("shared.model") / "coefficients").iterdir():
+        name = file.name.removesuffix(".json")
+        assert load_coefficients(name).version.startswith(name)
+        assert json.loads(file.read_text())["provenance"]
+
+
+def test_the_default_set_meets_the_papers_speedups() -> None:
+    """2.71 at four ranks and 3.91 at eight, 64K tokens (paper, section 3; within 1.4 %, says its provenance)."""
+    qwen = load_coefficients("qwen3_30b_a3b_h20")
+    one = qwen.prefill_us(1, 65_536, 0)
+    assert one / qwen.prefill_us(4, 65_536, 0) == pytest.approx(2.71, rel=0.015)
+    assert one / qwen.prefill_us(8, 65_536, 0) == pytest.approx(3.91, rel=0.015)
+
+
+def test_an_unknown_set_is_named_with_those_there_are() -> None:
+    with pytest.raises(FileNotFoundError, match=r"'nosuch' is not one of .*qwen3_30b_a3b_h20"):
+        load_coefficients("nosuch")
