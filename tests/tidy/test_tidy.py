@@ -10,8 +10,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-SOURCES = [f for f in TRACKED if f.endswith(".py") and f.split("/")[0] in {"shared", "services", "cli", "migrations", "simulation"}]
-TEXTS = [f for f in TRACKED if f.endswith((".py", ".md", ".toml", ".yml", ".yaml")) or Path(f).name in {"Makefile", "Dockerfile"}]
+SOURCES = [
+    f
+    for f in TRACKED
+    if f.endswith(".py") and f.split("/")[0] in {"shared", "services", "cli", "migrations", "simulation"}
+]
+TEXTS = [
+    f
+    for f in TRACKED
+    if f.endswith((".py", ".md", ".toml", ".yml", ".yaml")) or Path(f).name in {"Makefile", "Dockerfile"}
+]
 
 LINES_MAX = 300
 """A file that outgrows this holds two things (docs: CONTRIBUTING.md)."""
@@ -35,7 +43,9 @@ def test_a_module_says_what_it_is_for(name: str) -> None:
 def test_environment_is_read_in_settings_only(name: str) -> None:
     if Path(name).name == "settings.py" or name.startswith("cli/embedded/"):
         return
-    assert not re.search(r"os\.environ|os\.getenv|from os import .*environ", read(name)), f"{name}: move it to settings.py"
+    assert not re.search(r"os\.environ|os\.getenv|from os import .*environ", read(name)), (
+        f"{name}: move it to settings.py"
+    )
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -63,7 +73,9 @@ def test_no_error_is_swallowed(name: str) -> None:
             caught = ast.unparse(node.type) if node.type else ""
             silent = all(isinstance(statement, ast.Pass) for statement in node.body)
             assert node.type is not None, f"{name}:{node.lineno}: name the exception"
-            assert not (silent and caught in {"Exception", "BaseException"}), f"{name}:{node.lineno}: handle it or let it go"
+            assert not (silent and caught in {"Exception", "BaseException"}), (
+                f"{name}:{node.lineno}: handle it or let it go"
+            )
 
 
 def test_the_import_name_shared_is_ours() -> None:
