@@ -52,7 +52,7 @@ class NodeAgent:
 
     def __init__(self, ports: NodePorts, projection: Projection[State], make_engine: Callable[[], Engine]) -> None:
         self._ports = ports
-        self._projection = projection
+        self.projection = projection
         self._make_engine = make_engine
         self._life: tuple[Incarnation, Switching] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -63,9 +63,9 @@ class NodeAgent:
 
     async def start(self) -> None:
         """Fold the log, take commands, begin the first life. Errors: Unavailable; TimeoutError if the log is silent."""
-        await self._projection.start()
+        await self.projection.start()
         await self._ports.recorder.outbox.start()
-        self._projection.listen(self._learn)
+        self.projection.listen(self._learn)
         await self._ports.bus.subscribe(self._ports.subjects.agent(self._ports.node), self._handle)
         self._ports.metrics.watch(
             self._ports.node, lambda: len(self._ports.state.desk), lambda: self._ports.recorder.outbox.events
@@ -75,7 +75,7 @@ class NodeAgent:
     async def failed(self) -> Exception:
         """Returns when the log can be followed or written no longer, or a belief was broken: the process must end."""
         waits = [
-            asyncio.ensure_future(self._projection.failed()),
+            asyncio.ensure_future(self.projection.failed()),
             asyncio.ensure_future(self._ports.recorder.outbox.failed()),
             asyncio.ensure_future(self._first_error()),
             asyncio.shield(self._replaced),
@@ -103,7 +103,7 @@ class NodeAgent:
             task.cancel()
         await asyncio.gather(lives, beat, return_exceptions=True)
         await self._ports.recorder.outbox.stop()
-        await self._projection.stop()
+        await self.projection.stop()
 
     def ready(self) -> str | None:
         """Why this node cannot serve, or None."""

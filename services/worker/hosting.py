@@ -16,12 +16,16 @@ from shared.runtime.appending import Identity, Sealer
 from shared.runtime.outbox import Outbox
 from shared.runtime.projection import Projection
 from shared.runtime.service import Runtime
+from shared.runtime.telemetry import watch_log
 
 
 def host(settings: WorkerSettings, runtime: Runtime, make_engine: MakeEngine) -> list[NodeAgent]:
     """An agent, not started, for each node of the settings."""
     metrics = WorkerMetrics(runtime.metrics)
-    return [_agent(node, settings, runtime, make_engine, metrics) for node in settings.node_ids]
+    agents = [_agent(node, settings, runtime, make_engine, metrics) for node in settings.node_ids]
+    # All of them fold the control subject over one connection: the first one's lag is everybody's.
+    watch_log(runtime.metrics, runtime.clock, agents[0].projection)
+    return agents
 
 
 def _agent(

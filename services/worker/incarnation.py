@@ -105,7 +105,8 @@ class Incarnation:
             self._ended.set_result(Ending(reason, abort))
 
     async def _bury(self, ending: Ending) -> None:
-        self._logger.warning("ended", incarnation=self.state.incarnation, reason=ending.reason)
+        tell = self._logger.info if ending.abort == "draining" else self._logger.warning
+        tell("ended", incarnation=self.state.incarnation, reason=ending.reason)
         told = [(job, self._index(job)) for job in self.state.desk]
         aborted = sum(job.stage is not Stage.STREAMING for job, _ in told)
         self.ports.recorder.record(lose(self.state, ending.reason, ending.abort))

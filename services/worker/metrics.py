@@ -14,18 +14,31 @@ class WorkerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.prefill_s = Histogram(
-            "vertumnus_prefill_seconds", "Engine time of a prefill", ["degree"], registry=registry, buckets=SECONDS
+            "vertumnus_worker_prefill_seconds",
+            "Engine time of a prefill",
+            ["degree"],
+            registry=registry,
+            buckets=SECONDS,
         )
         self.queue_s = Histogram(
-            "vertumnus_queue_seconds", "From acceptance to the step", registry=registry, buckets=SECONDS
+            "vertumnus_worker_queue_seconds", "From acceptance to the step", registry=registry, buckets=SECONDS
         )
-        self.ended = Counter("vertumnus_prefills", "Accepted assignments by their end", ["end"], registry=registry)
-        self.refused = Counter("vertumnus_refusals", "Refused assignments", ["reason"], registry=registry)
-        self.tokens = Counter("vertumnus_prompt_tokens", "Prompt tokens by where from", ["source"], registry=registry)
-        self.lives = Counter("vertumnus_incarnations", "Engine lives begun", ["node"], registry=registry)
-        self._jobs = Gauge("vertumnus_jobs", "Open jobs: queued, in prefill, streaming", ["node"], registry=registry)
+        self.ended = Counter(
+            "vertumnus_worker_prefills", "Accepted assignments by their end", ["end"], registry=registry
+        )
+        self.refused = Counter("vertumnus_worker_refusals", "Refused assignments", ["reason"], registry=registry)
+        self.tokens = Counter(
+            "vertumnus_worker_prompt_tokens", "Prompt tokens by where from", ["source"], registry=registry
+        )
+        self.lives = Counter("vertumnus_worker_incarnations", "Engine lives begun", ["node"], registry=registry)
+        self._jobs = Gauge(
+            "vertumnus_worker_jobs", "Open jobs: queued, in prefill, streaming", ["node"], registry=registry
+        )
         self._unstored = Gauge(
-            "vertumnus_outbox_events", "Recorded events the log has not acknowledged", ["node"], registry=registry
+            "vertumnus_worker_outbox_events",
+            "Recorded events the log has not acknowledged",
+            ["node"],
+            registry=registry,
         )
 
     def watch(self, node: NodeId, jobs: Callable[[], float], unstored: Callable[[], float]) -> None:

@@ -35,7 +35,7 @@ class WorkerSettings(ServiceSettings):
     coefficients: str = Field(default="qwen3_30b_a3b_h20", description="the set that predicts this node's prefills")
 
     queue_max: int = Field(default=256, ge=1, le=10_000, description="assignments that may wait at one worker")
-    hung_step_s_min: float = Field(default=30.0, gt=0, description="no step counts as hung before this")
+    hung_step_s_min: float = Field(default=120.0, gt=0, description="no step counts as hung before this")
     stop_s_max: float = Field(default=8.0, ge=0, le=25, description="what SIGTERM leaves running steps and streams")
 
     modelled_model: str = "modelled"

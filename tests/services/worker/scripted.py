@@ -267,4 +267,4 @@ async def kill(agent: NodeAgent) -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     agent._ports.recorder.outbox._publisher.cancel()  # type: ignore[union-attr]
-    await agent._projection.stop()
+    await agent.projection.stop()

@@ -112,7 +112,7 @@ async def test_one_process_stands_for_many_nodes(nats_server: EmbeddedNats, star
         assert len(sources) == 3, "each node numbers its own events"
         assert (await worker.get("/readyz")).status_code == 200
         metrics = (await worker.get("/metrics")).text
-        assert 'vertumnus_incarnations_total{node="m2"} 1.0' in metrics
+        assert 'vertumnus_worker_incarnations_total{node="m2"} 1.0' in metrics
         assert worker.end() == 0
         await until(lambda: len(pool.events(NodeLost)) == 3, "every node says that it is gone")
 
