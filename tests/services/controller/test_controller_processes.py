@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from cli.embedded.nats import EmbeddedNats
+from services.controller import decider
 from services.controller.decider import rederive_windows
 from shared.contracts.commands import Accepted, Adopt, NodeLoad, Refused, RouterAlive, decode_command, encode_message
 from shared.contracts.events import (
@@ -18,6 +19,7 @@ from shared.contracts.events import (
     Frozen,
     LeadershipTaken,
     NodeDeclaredLost,
+    NodeRegistered,
     ParametersChanged,
     RouterLost,
     RouterRegistered,
@@ -241,3 +243,30 @@ async def test_a_standby_sends_operators_to_the_leader(nats_server: EmbeddedNats
         answer = await asyncio.to_thread(httpx.post, f"{second.url}/v1/operator/freeze", json={"asked_by": "me"})
         assert answer.status_code == 503
         assert "the last leader was controller-1-" in answer.json()["detail"]
+
+
+async def test_a_modelled_worker_serves_the_configured_composition(
+    nats_server: EmbeddedNats, controllers: list[Replica], tmp_path: Path
+) -> None:
+    worker = Replica("worker", nats_server, tmp_path, VERTUMNUS_ENGINE="modelled")
+    async with witness(nats_server) as seeing:
+        try:
+            worker.start()
+            controllers[0].start()
+            await eventually(lambda: seeing.all(EpochCommitted))
+            await eventually(worker.ready)
+            state = decider.initial()
+            for each in seeing.events:
+                decider.evolve(state, each)
+            assert state.pool.nodes[N0].composition == (1, 1, 2, 4)
+            assert all(map(state.pool.schedulable, state.pool.workers.values()))
+
+            worker.stop(kill=True)
+            await eventually(lambda: seeing.all(NodeDeclaredLost))
+            worker.start()
+            await eventually(lambda: len(seeing.all(NodeRegistered)) == 2)
+            await eventually(worker.ready)
+            assert seeing.all(NodeRegistered)[1].incarnation == 2
+            assert len(seeing.all(EpochCommitted)) == 1, "it booted what was committed"
+        finally:
+            worker.stop(kill=True)

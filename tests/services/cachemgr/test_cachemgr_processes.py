@@ -1,0 +1,135 @@
+"""Cache managers as real processes on a real NATS server; the agents are the test's own."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from cache_world import block, chain
+
+from cli.embedded.nats import EmbeddedNats
+from shared.contracts.commands import Accepted, Report, decode_command, encode_message
+from shared.contracts.events import (
+    BlockRun,
+    BlocksStored,
+    CacheLeadershipTaken,
+    CacheReported,
+    CacheScanCompleted,
+    PlacementReconciled,
+    ReconfigurationPlanned,
+)
+from shared.contracts.ids import NodeId, WorkerId
+from tests.support.replica import Replica, Witness, eventually, witness
+from tests.support.story import adopted, assigned, committed, prefilled, received, registered
+
+N0, W = NodeId("n0"), WorkerId("n0/1/0")
+
+
+@pytest.fixture
+def managers(nats_server: EmbeddedNats, tmp_path: Path) -> Iterator[list[Replica]]:
+    """Two cache managers, not started."""
+    replicas = [Replica("cachemgr", nats_server, tmp_path, each) for each in ("1", "2")]
+    yield replicas
+    for each in replicas:
+        each.stop(kill=True)
+
+
+def stored(names: str, number: int = 1) -> BlocksStored:
+    run = BlockRun(block_ids=b"".join(chain(names)))
+    blocks = len(chain(names))
+    return BlocksStored(worker=W, incarnation=1, number=number, cause="replication", blocks=blocks, runs=(run,))
+
+
+async def a_serving_node(seeing: Witness) -> None:
+    await seeing.tell(registered("n0", ranks=2), *adopted("n0", 1, ranks=2), sender="n0")
+    await seeing.tell(committed("n0", 1, (1, 1)), sender="controller")
+
+
+async def test_a_standby_goes_on_counting_where_the_dead_leader_stopped(
+    nats_server: EmbeddedNats, managers: list[Replica]
+) -> None:
+    first, second = managers
+    async with witness(nats_server) as seeing:
+        first.start()
+        await eventually(lambda: seeing.all(CacheLeadershipTaken))
+        second.start()
+        await eventually(second.ready)
+        await a_serving_node(seeing)
+        await seeing.tell(stored("a b c"), sender="n0")
+        await seeing.tell(received("r", 250, block_ids=b"".join(chain("a b"))), sender="router-1")
+        await seeing.tell(assigned("r", W, 50, 200), sender="router-1")
+        await seeing.tell(prefilled("r", W, 50, cached_own_tokens=200), sender="n0")
+        await eventually(lambda: any(each.holders == 3 for each in seeing.all(CacheScanCompleted)))
+
+        first.stop(kill=True)
+        await eventually(lambda: len(seeing.all(CacheLeadershipTaken)) == 2, within_s=5.0)
+        old, new = seeing.all(CacheLeadershipTaken)
+        assert new.term > old.term
+        known = len(seeing.all(CacheScanCompleted))
+        await eventually(lambda: len(seeing.all(CacheScanCompleted)) >= known + 2)
+        numbers = [each.scan for each in seeing.all(CacheScanCompleted)]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert second.resident_mib < 90
+
+        async with httpx.AsyncClient(base_url=second.url) as http:
+            answer = (await http.get("/v1/prefixes?limit=1")).json()
+            assert answer["nodes"] == 3
+            [hottest] = answer["prefixes"]
+            assert (hottest["block"], hottest["parent"], hottest["depth"]) in [
+                (block("a").hex(), None, 0),
+                (block("b").hex(), block("a").hex(), 1),
+            ]
+            assert (hottest["holders"], hottest["replicas"]) == ([W], {"1": 1})
+            assert (await http.get("/v1/prefixes?limit=0")).status_code == 422
+            assert (await http.get("/v1/prefixes?limit=1001")).status_code == 422
+
+
+async def test_a_cache_with_a_gap_is_reported_again(nats_server: EmbeddedNats, managers: list[Replica]) -> None:
+    async with witness(nats_server) as seeing:
+        asked = []
+
+        async def agent(_subject: str, payload: bytes) -> bytes:
+            command = decode_command(payload)
+            assert isinstance(command, Report)
+            asked.append(command.workers)
+            run = BlockRun(block_ids=b"".join(chain("a b")))
+            await seeing.tell(
+                CacheReported(worker=W, incarnation=1, number=7, part=1, parts=1, runs=(run,)), sender="n0"
+            )
+            return encode_message(Accepted())
+
+        await seeing.runtime.bus.subscribe(seeing.runtime.subjects.agent(N0), agent)
+        await a_serving_node(seeing)
+        await seeing.tell(stored("a b", number=7), sender="n0")
+        managers[0].start()
+        await eventually(lambda: asked)
+        assert asked == [(W,)]
+        await asyncio.sleep(5.5)
+        assert len(asked) == 1, "it is exact again"
+
+
+async def test_placements_are_reconciled_when_every_rank_has_adopted(
+    nats_server: EmbeddedNats, managers: list[Replica]
+) -> None:
+    async with witness(nats_server) as seeing:
+        managers[0].start()
+        await eventually(managers[0].ready)
+        await a_serving_node(seeing)
+        await seeing.tell(stored("a b"), sender="n0")
+        plan = ReconfigurationPlanned(
+            node=N0,
+            epoch=2,
+            policy="paper",
+            reason="x",
+            old_composition=(1, 1),
+            new_composition=(2,),
+            retiring=(W, WorkerId("n0/1/1")),
+            coming=(WorkerId("n0/2/0"),),
+        )
+        await seeing.tell(plan, sender="controller")
+        await seeing.tell(*adopted("n0", 2, ranks=2), sender="n0")
+        took_s = await eventually(lambda: seeing.all(PlacementReconciled))
+        assert took_s < 2, "the saga allows two seconds"
+        [fact] = seeing.all(PlacementReconciled)
+        assert fact.workers[0].retained == (BlockRun(block_ids=b"".join(chain("a b"))),)
