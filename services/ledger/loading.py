@@ -12,8 +12,10 @@ from services.ledger.patches import Place
 from services.ledger.readmodels import ReadModels
 from services.ledger.runs import Run, restore
 from shared.contracts.codec import decode
+from shared.contracts.envelope import Stored
 from shared.contracts.events import CacheReported, NodeRegistered, PlacementReconciled, RequestReceived
 from shared.contracts.ids import BlockId, NodeId, RequestId, Source, WorkerId, unpack_block_ids
+from shared.model import holders as holders_fold
 from shared.model.holders import ENDED_CHAINS_MAX, Held, Holders
 from shared.model.lattice import Group
 from shared.model.parameters import Parameters
@@ -35,7 +37,7 @@ WHERE e.status <> 'committed' ORDER BY d.stream_seq
 """
 
 REPORT_PARTS = """
-SELECT b.raw FROM block_events b JOIN logs l ON l.log = b.log
+SELECT b.log, b.stream_seq, b.raw FROM block_events b JOIN logs l ON l.log = b.log
 WHERE b.type = 'cache-reported' AND (l.number, b.stream_seq) >= ($1, $2) ORDER BY l.number, b.stream_seq
 """
 
@@ -125,11 +127,8 @@ async def _reports(connection: Any, models: ReadModels) -> None:
     if not models.reports:
         return
     for row in await connection.fetch(REPORT_PARTS, *min(models.reports.values())):
-        data = decode(row["raw"]).data
-        assert isinstance(data, CacheReported), "the query is for cache-reported"
-        held = models.holders.workers.get(data.worker)
-        if held is None or data.worker not in models.reports or data.incarnation < held.incarnation:
-            continue
-        if data.part == 1:
-            held.report = []
-        held.report.extend(data.runs)
+        event = decode(row["raw"])
+        assert isinstance(event.data, CacheReported), "the query is for cache-reported"
+        if event.data.worker in models.reports:
+            # None of these completes a report: then it would have no place in `reports`.
+            holders_fold.evolve(models.holders, Stored(str(row["log"]), row["stream_seq"], event))

@@ -202,12 +202,10 @@ def _mark(models: ReadModels, data: EventData) -> None:
 
 def _follow_report(models: ReadModels, place: Place, data: CacheReported) -> None:
     held = models.holders.workers.get(data.worker)
-    if held is None or not held.report:
+    if held is None or not held.report_parts:
         models.reports.pop(data.worker, None)
     elif data.part == 1:
         models.reports[data.worker] = place
-    else:
-        models.reports.setdefault(data.worker, place)
 
 
 def _settle_runs(models: ReadModels, watched: BlockChanges) -> None:

@@ -195,7 +195,7 @@ def _worker_rows(models: ReadModels, name: NodeId) -> list[Row]:
 
 def _cache_row(models: ReadModels, worker: WorkerId) -> Row:
     held = models.holders.workers[worker]
-    report = models.reports.get(worker) if held.report else None
+    report = models.reports.get(worker) if held.report_parts else None
     return {
         "worker": worker,
         "incarnation": held.incarnation,

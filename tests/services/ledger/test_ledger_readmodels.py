@@ -135,7 +135,8 @@ def told_by(models: ReadModels) -> dict[str, object]:
     return {
         "pool": models.pool,
         "held": {
-            worker: (h.incarnation, h.number, h.trust, h.parents, h.report) for worker, h in holders.workers.items()
+            worker: (h.incarnation, h.number, h.trust, h.parents, h.report, h.report_parts)
+            for worker, h in holders.workers.items()
         },
         "of_block": holders.of_block,
         "chains": holders.chains,
@@ -145,7 +146,7 @@ def told_by(models: ReadModels) -> dict[str, object]:
         "parameters": models.parameters,
         "sources": models.sources,
         "runs": {worker: runs for worker, runs in models.runs.items() if runs.runs},
-        "reports": {worker: place for worker, place in models.reports.items() if holders.workers[worker].report},
+        "reports": {worker: place for worker, place in models.reports.items() if holders.workers[worker].report_parts},
     }
 
 
@@ -215,7 +216,9 @@ async def test_rows_of_requests_and_epochs(writer: RecordWriter, seals: Seals) -
     ]
     assert orjson.loads(found["parameters"][1]["value"])["frozen"] is True
     errors = [row["error"] for row in found["unfolded"]]
-    assert len(errors) == 3, errors
+    assert len(errors) == 2, errors
+    assert "multiple of 16" in errors[0]
+    assert "at most 256" in errors[1]
 
 
 async def test_bytes_that_are_no_event_and_repeats_are_rows(writer: RecordWriter, seals: Seals) -> None:

@@ -1,0 +1,191 @@
+"""The audit finds what is wrong, and says where."""
+
+from collections.abc import Iterable
+
+import asyncpg
+import pytest
+
+from bench.ledger_traffic import Told
+from services.ledger.audit import Audit, audit
+from services.ledger.database import driver_url
+from services.ledger.lives import EpochLives, RequestLives
+from shared.contracts.envelope import EventData
+from shared.contracts.events import (
+    EpochAborted,
+    PrefillCompleted,
+    ReconfigurationPlanned,
+    RequestCancelled,
+    RequestRedirected,
+    RouterLost,
+)
+from shared.contracts.ids import NodeId, RequestId, WorkerId
+from tests.services.ledger.conftest import Seals, story
+from tests.services.ledger.record_writer import RecordWriter
+from tests.support.story import Story, assigned, committed, completed, prefilled, received
+
+W = WorkerId("n0/1/0")
+R = RequestId("r")
+
+
+def redirected(attempt: int) -> RequestRedirected:
+    return RequestRedirected(request=R, attempt=attempt, worker=W, reason="full")
+
+
+def violations(facts: Iterable[EventData], incomplete: bool = False) -> list[str]:
+    found: list[str] = []
+    requests, epochs = RequestLives(found.append), EpochLives(found.append)
+    told = Story()
+    told.tell(*facts)
+    for each in told.events:
+        requests.fold(each.event, incomplete)
+        epochs.fold(each.event)
+    return found
+
+
+GOOD_LIVES = {
+    "completed": [received("r", 9), assigned("r", W, 9), prefilled("r", W, 9), completed("r", W, 1)],
+    "redirected": [
+        received("r", 9),
+        assigned("r", W, 9),
+        redirected(1),
+        assigned("r", W, 9, attempt=2),
+        completed("r", W, 1),
+    ],
+    "lost after its first token": [
+        received("r", 9),
+        assigned("r", W, 9),
+        prefilled("r", W, 9),
+        assigned("r", W, 9, attempt=2),
+        completed("r", W, 1),
+    ],
+    "router lost": [received("r", 9), assigned("r", W, 9), RouterLost(router="x", source="somebody-1-0000")],
+    "prefilled after its end": [
+        received("r", 9),
+        assigned("r", W, 9),
+        RequestCancelled(request=R),
+        prefilled("r", W, 9),
+    ],
+    "epochs": [committed(epoch=1), committed(epoch=3), committed("n1", epoch=1)],
+}
+
+BAD_LIVES = {
+    "received twice": [received("r", 9), received("r", 9)],
+    "although it had ended": [received("r", 9), RequestCancelled(request=R), completed("r", W, 1)],
+    "never received": [completed("r", W, 1)],
+    "although it is not open": [received("r", 9), RequestCancelled(request=R), assigned("r", W, 9)],
+    "follows attempt 0": [received("r", 9), assigned("r", W, 9, attempt=2)],
+    "was not released": [received("r", 9), assigned("r", W, 9), assigned("r", W, 9, attempt=2)],
+    "committed after 2": [committed(epoch=2), committed(epoch=2)],
+}
+
+
+@pytest.mark.parametrize("name", GOOD_LIVES)
+def test_a_good_life_is_no_violation(name: str) -> None:
+    assert violations(GOOD_LIVES[name]) == []
+
+
+@pytest.mark.parametrize("rule", BAD_LIVES)
+def test_a_bad_life_is_a_violation(rule: str) -> None:
+    found = violations(BAD_LIVES[rule])
+    assert len(found) == 1, found
+    assert rule in found[0]
+
+
+def test_after_a_gap_a_life_may_begin_in_the_middle() -> None:
+    middle = [assigned("r", W, 9, attempt=2), completed("r", W, 1)]
+    assert violations(middle, incomplete=True) == []
+
+
+def planned(epoch: int) -> ReconfigurationPlanned:
+    return ReconfigurationPlanned(
+        node=NodeId("n0"),
+        epoch=epoch,
+        policy="paper",
+        reason="",
+        old_composition=(8,),
+        new_composition=(4, 4),
+        retiring=(),
+        coming=(),
+    )
+
+
+def test_a_reconfiguration_ends_once() -> None:
+    aborted = EpochAborted(node=NodeId("n0"), epoch=1, step="planned", reason="")
+    assert violations([planned(1), aborted, planned(2), committed(epoch=2)]) == []
+    assert "under way" in violations([planned(1), planned(2)])[0]
+    assert "without being planned" in violations([planned(1), aborted, aborted])[0]
+
+
+async def test_a_whole_record_is_clean(writer: RecordWriter, seals: Seals) -> None:
+    arrivals = story(seals, 60)
+    await writer.write(arrivals[:200])
+    await writer.write([*arrivals[200:], seals.arrival(b"no event"), seals.arrival(arrivals[3].raw)])
+    found = await audit(writer.url, settled=True)
+    assert found.clean, found.violations
+    assert found.events == len(arrivals) + 2
+    assert (found.by_table["repeats"], found.by_type["unreadable"]) == (1, 1)
+    assert found.requests == 60 == sum(found.by_end.values())
+
+
+async def test_an_open_request_is_told_and_a_violation_only_of_a_record_at_rest(
+    writer: RecordWriter, seals: Seals
+) -> None:
+    await writer.write(seals.arrivals([Told("router", received("r", 9), "r")]))
+    found = await audit(writer.url)
+    assert (found.clean, found.open_requests) == (True, ("r",))
+    assert not (await audit(writer.url, settled=True)).clean
+
+
+TAMPERINGS = {
+    "raw = raw || 'x' WHERE stream_seq = 50": ["decisions", ":50", "chain breaks"],
+    "stream_seq = 100000 WHERE stream_seq = 50": [":51", "50 to 50 are missing"],
+    "type = 'frozen' WHERE stream_seq = 50": [":50", "type differ"],
+    "time_ns = time_ns + 1 WHERE stream_seq = 50": [":50", "time_ns differ"],
+    "source = 'somebody-else' WHERE stream_seq = 50": [":50", "source differ"],
+    "chain = decode(repeat('00', 32), 'hex') WHERE stream_seq = 50": [":50", "chain breaks"],
+}
+
+
+@pytest.mark.parametrize("change", TAMPERINGS)
+async def test_the_owner_changes_a_row(writer: RecordWriter, seals: Seals, change: str) -> None:
+    found = await tampered(writer, seals, f"UPDATE decisions SET {change}")
+    assert all(part in found.violations[0] for part in TAMPERINGS[change]), found.violations
+
+
+async def test_the_owner_removes_a_row(writer: RecordWriter, seals: Seals) -> None:
+    found = await tampered(writer, seals, "DELETE FROM decisions WHERE stream_seq = 50")
+    assert "50 to 50 are missing" in found.violations[0]
+    assert any("chain breaks" in each for each in found.violations)
+
+
+async def test_the_owner_removes_the_last_rows_and_winds_back_the_checkpoint(
+    writer: RecordWriter, seals: Seals
+) -> None:
+    """The heads in the checkpoint tell; once they are published in `log-sealed`, forging those does not help either."""
+    found = await tampered(
+        writer,
+        seals,
+        "DELETE FROM decisions WHERE stream_seq > 60; UPDATE checkpoints SET stream_seq = 60",
+        blocks_from=61,
+    )
+    assert any("does not end where the checkpoint says" in each for each in found.violations)
+
+
+async def tampered(writer: RecordWriter, seals: Seals, statement: str, blocks_from: int | None = None) -> Audit:
+    await writer.write(story(seals, 30))
+    owner = await asyncpg.connect(driver_url(writer.url))
+    # As somebody would who owns the server: the trigger keeps only the honest from mistakes.
+    await owner.execute("SET session_replication_role = replica")
+    await owner.execute(statement)
+    if blocks_from is not None:
+        await owner.execute("DELETE FROM block_events WHERE stream_seq >= $1", blocks_from)
+    await owner.close()
+    found = await audit(writer.url)
+    assert not found.clean
+    return found
+
+
+def test_a_prefill_of_another_request_releases_nothing() -> None:
+    other = PrefillCompleted.model_validate(prefilled("other", W, 9).model_dump())
+    found = violations([received("r", 9), assigned("r", W, 9), other, assigned("r", W, 9, attempt=2)])
+    assert "was not released" in found[0]
