@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.trace.generating import SHAPES, Phase, generated
-from cli.trace.measuring import Objective, Report
+from cli.trace.measuring import LinearObjective, Report
 from cli.trace.rows import Row
 from cli.trace.sending import NoServer, Target, first_model, send
 from cli.trace.shaping import capped, shrunk
@@ -50,7 +50,7 @@ def trace(arguments: argparse.Namespace, requests_per_s: float) -> Iterator[Row]
 
 
 async def measured(arguments: argparse.Namespace, console: Console) -> list[Step]:
-    objective = Objective(arguments.slo_ms / 1000, arguments.slo_ms_per_1k / 1000)
+    objective = LinearObjective(arguments.slo_ms / 1000, arguments.slo_ms_per_1k / 1000)
     target = Target(arguments.url, await first_model(arguments.url), objective=objective)
     steps: list[Step] = []
     for requests_per_s in arguments.rates:

@@ -2,7 +2,7 @@
 
 import typer
 
-from cli.commands import doctor, events, ledger, trace, up
+from cli.commands import demo, doctor, events, ledger, trace, up
 
 app = typer.Typer(
     name="vertumnus",
@@ -13,6 +13,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("up")(up.up)
+app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.add_typer(trace.app, name="trace")
 app.add_typer(events.app, name="events")

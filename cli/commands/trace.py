@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from cli.trace import shaping
 from cli.trace.generating import SHAPES, Phase, generated
-from cli.trace.measuring import OK, Objective, Outcome, Report, report
+from cli.trace.measuring import OK, LinearObjective, Outcome, Report, report
 from cli.trace.rows import BLOCK_TOKENS, BLOCK_TOKENS_MIN, OUTPUT_TOKENS_MAX, PROMPT_TOKENS_MAX, Row, read, write
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def send(
     from cli.trace.sending import Target
 
     options = Shaping(start_s, end_s, limit, speed, rate, jitter_ms, shrink, max_prompt, max_output, seed)
-    objective = None if slo_ms is None else Objective(slo_ms / 1000, slo_ms_per_1k / 1000)
+    objective = None if slo_ms is None else LinearObjective(slo_ms / 1000, slo_ms_per_1k / 1000)
     key = None if api_key_file is None else api_key_file.read_text().strip()
     with _refusals():
         phases = _phases(phase)
@@ -197,7 +197,7 @@ def _send_with_progress(count: int, rows: Iterator[Row], target: "Target") -> tu
     with Progress(*columns, console=errors, refresh_per_second=2) as progress:
         bar = progress.add_task("ended", total=count)
 
-        def ended(outcome: Outcome) -> None:
+        def ended(_: Row, outcome: Outcome) -> None:
             nonlocal bad
             outcomes.append(outcome)
             bad += outcome.kind != OK

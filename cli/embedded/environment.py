@@ -6,7 +6,8 @@ anybody on the machine may read those.
 """
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cli.embedded.data_dir import DataDir
@@ -15,12 +16,14 @@ from shared.model.lattice import Composition
 
 @dataclass(frozen=True, slots=True)
 class SystemChoices:
-    """What `vertumnus up` was asked for. Without `model_dir` only token ids are served; `router_port` 0 takes a free one."""
+    """What `vertumnus up` was asked for. Without `model_dir` only token ids are served; `router_port` 0 takes a free one;
+    `settings` names more variables, by service and without their prefix."""
 
     engine: str
     model_dir: Path | None
     composition: Composition
     router_port: int
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,4 +49,5 @@ def service_environment(name: str, choices: SystemChoices, servers: Servers, hom
         "controller": {"VERTUMNUS_COMPOSITION": composition},
         "worker": {"VERTUMNUS_ENGINE": choices.engine, "VERTUMNUS_PREFILL_RANKS": str(sum(choices.composition))},
     }
-    return {**os.environ, **common, **own.get(name, {})}
+    more = {f"VERTUMNUS_{key.upper()}": value for key, value in choices.settings.get(name, {}).items()}
+    return {**os.environ, **common, **own.get(name, {}), **more}

@@ -7,7 +7,7 @@ itself, and the TTFT from the instant of sending stands beside.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,8 +16,16 @@ REFUSALS = frozenset({"http-429", "http-503"})
 """Admission at work: counted, and a miss of the objective, but no fault."""
 
 
-class Objective(NamedTuple):
-    """The TTFT a prompt of L tokens should have: `base_s + per_1k_s · L / 1000`."""
+class Objective(Protocol):
+    """The TTFT that a prompt should have, by its length."""
+
+    def for_prompt(self, tokens: int) -> float:
+        """Seconds."""
+        ...
+
+
+class LinearObjective(NamedTuple):
+    """`base_s + per_1k_s · L / 1000` for a prompt of L tokens."""
 
     base_s: float
     per_1k_s: float = 0.0
@@ -42,6 +50,8 @@ class Outcome(NamedTuple):
     """From sending to the first token; meaningless unless `OK`."""
     decode_s: float
     """From the first to the last token."""
+    token_ids: tuple[int, ...] = ()
+    """What was generated, from a server that tells."""
 
 
 class Times(NamedTuple):

@@ -34,6 +34,8 @@ class Target(NamedTuple):
     answer_s: float = 600.0
     """Longest silence of the server within an answer."""
     objective: Objective | None = None
+    token_ids: bool = False
+    """Ask for the generated ids (`return_token_ids`, an extension): with prompts of ids only."""
 
 
 class NoServer(Exception):
@@ -52,7 +54,7 @@ async def first_model(url: str, api_key: str | None = None) -> str:
 
 
 async def send(
-    rows: Iterable[Row], target: Target, clock: Clock, on_outcome: Callable[[Outcome], None] | None = None
+    rows: Iterable[Row], target: Target, clock: Clock, on_outcome: Callable[[Row, Outcome], None] | None = None
 ) -> Report:
     """Send every row at its arrival, counted from now, and report when all are answered.
 
@@ -69,12 +71,12 @@ async def send(
             free.release()
         outcomes.append(outcome)
         if on_outcome is not None:
-            on_outcome(outcome)
+            on_outcome(row, outcome)
 
     async with _client(target) as client, asyncio.TaskGroup() as tasks:
         for row in rows:
             # Encoded before its instant, so that the work of encoding makes nothing late.
-            body = (chat_body if target.as_text else completion_body)(row, target.model)
+            body = _body(row, target)
             planned_ns = start_ns + round(row.arrival_ms * 1e6)
             await clock.sleep(max(0, planned_ns - clock.monotonic_ns()) / 1e9)
             await free.acquire()
@@ -106,7 +108,14 @@ async def _request(
         late_s=(sent_ns - planned_ns) / 1e9,
         ttft_s=(first_ns - sent_ns) / 1e9,
         decode_s=((stream.last_ns or first_ns) - first_ns) / 1e9,
+        token_ids=tuple(stream.token_ids),
     )
+
+
+def _body(row: Row, target: Target) -> bytes:
+    if target.as_text:
+        return chat_body(row, target.model)
+    return completion_body(row, target.model, {"return_token_ids": True} if target.token_ids else None)
 
 
 @asynccontextmanager

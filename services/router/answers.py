@@ -12,9 +12,10 @@ TokenText = Callable[[int], str]
 
 
 class Part(NamedTuple):
-    """Some text, the log-probabilities of the tokens behind it, and in the last part how the answer ended."""
+    """Some text, the tokens it was read off, their log-probabilities, and in the last part how the answer ended."""
 
     text: str
+    tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     finish: Finish | None
 
@@ -23,22 +24,24 @@ async def read(call: Call, stream: TextStream, stops: Sequence[str]) -> AsyncIte
     """The answer in parts. The first comes with the first token, even when it shows no text yet; a stop string ends the
     request. Errors: Unserved, behind the parts that were given."""
     cutter = StopCutter(stops)
+    tokens: list[int] = []
     logprobs: list[TokenLogprobs] = []
     first = True
     async for piece in call.pieces():
+        tokens += piece.tokens
         logprobs += piece.logprobs
         ends = piece.frame.finish == "stop" and piece.tokens[-1:] and piece.tokens[-1] in call.order.stop_tokens
         cut = cutter.push(stream.push(piece.tokens[:-1] if ends else piece.tokens))
         if cut.stopped:
             call.enough()
-            yield Part(cut.text, tuple(logprobs), "stop")
+            yield Part(cut.text, tuple(tokens), tuple(logprobs), "stop")
             return
         if cut.text or first:
-            yield Part(cut.text, tuple(logprobs), None)
-            logprobs, first = [], False
+            yield Part(cut.text, tuple(tokens), tuple(logprobs), None)
+            tokens, logprobs, first = [], [], False
     cut = cutter.push(stream.flush())
     rest = "" if cut.stopped else cutter.flush()
-    yield Part(cut.text + rest, tuple(logprobs), "stop" if cut.stopped else call.finish)
+    yield Part(cut.text + rest, tuple(tokens), tuple(logprobs), "stop" if cut.stopped else call.finish)
 
 
 def usage(call: Call) -> dict[str, Any]:
@@ -86,11 +89,12 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class ChatShape:
-    """`chat.completion`. `alternatives` None tells no log-probabilities."""
+    """`chat.completion`. `alternatives` None tells no log-probabilities, `token_ids` tells the tokens themselves."""
 
     head: Head
     token_text: TokenText
     alternatives: int | None
+    token_ids: bool
 
     def whole(self, parts: Sequence[Part], usage: dict[str, Any]) -> dict[str, Any]:
         choice = {
@@ -98,6 +102,7 @@ class ChatShape:
             "message": {"role": "assistant", "content": "".join(part.text for part in parts), "refusal": None},
             "logprobs": self._logprobs(each for part in parts for each in part.logprobs),
             "finish_reason": parts[-1].finish,
+            **_token_ids(self.token_ids, parts),
         }
         return self.head.of("chat.completion", [choice], usage=usage)
 
@@ -110,6 +115,7 @@ class ChatShape:
             "delta": delta,
             "logprobs": self._logprobs(part.logprobs),
             "finish_reason": part.finish,
+            **_token_ids(self.token_ids, [part]),
         }
         return self.head.of("chat.completion.chunk", [choice])
 
@@ -134,32 +140,32 @@ class ChatShape:
 
 @dataclass(frozen=True, slots=True)
 class CompletionShape:
-    """`text_completion`. `alternatives` None tells no log-probabilities."""
+    """`text_completion`. `alternatives` None tells no log-probabilities, `token_ids` tells the tokens themselves."""
 
     head: Head
     token_text: TokenText
     alternatives: int | None
+    token_ids: bool
 
     def whole(self, parts: Sequence[Part], usage: dict[str, Any]) -> dict[str, Any]:
-        text = "".join(part.text for part in parts)
-        logprobs = tuple(each for part in parts for each in part.logprobs)
-        return self.head.of("text_completion", [self._choice(Part(text, logprobs, parts[-1].finish))], usage=usage)
+        return self.head.of("text_completion", [self._choice(parts)], usage=usage)
 
     def chunk(self, part: Part, *, first: bool) -> dict[str, Any]:  # noqa: ARG002 - a chat's first chunk has a role
-        return self.head.of("text_completion", [self._choice(part)])
+        return self.head.of("text_completion", [self._choice([part])])
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         return self.head.of("text_completion", [], usage=usage)
 
-    def _choice(self, part: Part) -> dict[str, Any]:
+    def _choice(self, parts: Sequence[Part]) -> dict[str, Any]:
         return {
             "index": 0,
-            "text": part.text,
-            "logprobs": self._logprobs(part.logprobs),
-            "finish_reason": part.finish,
+            "text": "".join(part.text for part in parts),
+            "logprobs": self._logprobs([each for part in parts for each in part.logprobs]),
+            "finish_reason": parts[-1].finish,
+            **_token_ids(self.token_ids, parts),
         }
 
-    def _logprobs(self, tokens: Iterable[TokenLogprobs]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if self.alternatives is None:
             return None
         chosen = [token.alternatives[0] for token in tokens]
@@ -172,3 +178,7 @@ class CompletionShape:
             ],
             "text_offset": None,
         }
+
+
+def _token_ids(wanted: bool, parts: Iterable[Part]) -> dict[str, Any]:
+    return {"token_ids": [token for part in parts for token in part.tokens]} if wanted else {}

@@ -5,8 +5,6 @@ event. A client that leaves, at any point, cancels its request.
 """
 
 import asyncio
-import hmac
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,27 +13,23 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from services.router import answers, errors, sse
+from services.router import answers, errors, headers, sse
 from services.router.answers import ChatShape, CompletionShape, Head, Part, Shape
 from services.router.bodies import Bodies
 from services.router.calls import Call, NotReceived, Unserved
 from services.router.dispatch import Dispatcher
+from services.router.headers import RequestHeaders
+from services.router.offers import Offer, offered
 from services.router.openai import BadRequest, ChatRequest, CompletionRequest, parse
-from services.router.prompts import Asked, Context, Offer, Prompts
+from services.router.prompts import Asked, Context, Prompts
 from services.router.refusals import Refusals
 from services.router.settings import RouterSettings
 from shared.contracts.ids import RequestId, TenantId
 from shared.runtime.clock import Clock, Ids
 
 TENANT = TenantId("default")
-HEADER_BYTES_MAX = 32 * 1024
-SLO_MS_MAX = 3_600_000
-
-_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
 T = TypeVar("T")
 
 
@@ -107,17 +101,17 @@ class Api:
 
     async def _guarded(self, request: Request, handle: Callable[[Context], Awaitable[Response]]) -> Response:
         """Refusals and failures as responses; refusals are counted."""
-        headers = {"x-request-id": request.state.request_id}
+        told = {"x-request-id": request.state.request_id}
         try:
             return await handle(self._context(request))
         except BadRequest as bad:
             self._refusals.count(TENANT, errors.refusal_reason(bad))
-            return errors.of_bad_request(bad).response(headers)
+            return errors.of_bad_request(bad).response(told)
         except NotReceived as refused:
             self._refusals.count(TENANT, errors.refusal_reason(refused))
-            return errors.of_unserved(refused).response(headers)
+            return errors.of_unserved(refused).response(told)
         except Unserved as unserved:
-            return errors.of_unserved(unserved).response(headers)
+            return errors.of_unserved(unserved).response(told)
         except ClientDisconnect:
             return Response(status_code=499)
 
@@ -142,37 +136,28 @@ class Api:
         except BaseException:
             call.leave()
             raise
-        headers = {**_told(call), "x-request-id": request.state.request_id, "cache-control": "no-cache"}
+        told = {**_told(call), "x-request-id": request.state.request_id, "cache-control": "no-cache"}
         chunks = _chunks(call, self._shape(asked, call), first, parts, include_usage=asked.include_usage)
-        return StreamingResponse(chunks, headers=headers, media_type=sse.MEDIA_TYPE)
+        return AnswerStream(call, chunks, told)
 
     def _shape(self, asked: Asked, call: Call) -> Shape:
         created = self._clock.now_ns() // 10**9
         if isinstance(asked, ChatRequest):
             head = Head(f"chatcmpl-{call.request}", asked.model, created)
-            return ChatShape(head, self._prompts.token_text, asked.alternatives)
+            return ChatShape(head, self._prompts.token_text, asked.alternatives, asked.return_token_ids)
         head = Head(f"cmpl-{call.request}", asked.model, created)
-        return CompletionShape(head, self._prompts.token_text, asked.alternatives)
+        return CompletionShape(head, self._prompts.token_text, asked.alternatives, asked.return_token_ids)
 
     def _context(self, request: Request) -> Context:
         """What the headers say. Errors: BadRequest."""
-        self._authenticate(request)
-        traceparent = request.headers.get("traceparent", "")
+        headers.authenticate(request, self._keys)
         return Context(
             request=RequestId(str(self._ids.next())),
             tenant=TENANT,
             arrived_ns=self._clock.monotonic_ns(),
-            slo_us=_slo_us(request),
-            traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
+            slo_us=headers.slo_us(request),
+            traceparent=headers.traceparent(request),
         )
-
-    def _authenticate(self, request: Request) -> None:
-        if not self._keys:
-            return
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        given = key.strip().encode()
-        if scheme.lower() != "bearer" or not any(hmac.compare_digest(given, known) for known in self._keys):
-            raise BadRequest("a known API key is needed as bearer token", None, "invalid_api_key", status=401)
 
     def _offer_of(self, model: str) -> Offer:
         """Errors: BadRequest (404) for another model; NotReceived while no node has ever been seen."""
@@ -184,34 +169,24 @@ class Api:
         return offer
 
     def _offer(self) -> Offer | None:
-        return self._dispatcher.offer()
+        return offered(self._dispatcher.state)
 
     def _model(self, offer: Offer) -> dict[str, Any]:
         return {"id": offer.model, "object": "model", "created": self._started_s, "owned_by": "vertumnus"}
 
 
-class RequestHeaders:
-    """Bounds the headers, and settles the id a response carries: the client's own, if it sent a proper one."""
+class AnswerStream(StreamingResponse):
+    """A stream whose request is cancelled when the response ends before it, also if it never began."""
 
-    def __init__(self, app: ASGIApp, ids: Ids) -> None:
-        self._app = app
-        self._ids = ids
+    def __init__(self, call: Call, chunks: AsyncIterator[bytes], told: Mapping[str, str]) -> None:
+        super().__init__(chunks, headers=told, media_type=sse.MEDIA_TYPE)
+        self._call = call
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers: list[tuple[bytes, bytes]] = scope["headers"]
-        given = next((value for name, value in headers if name == b"x-request-id"), b"").decode("latin-1")
-        request_id = given if _REQUEST_ID.fullmatch(given) else str(self._ids.next())
-        scope.setdefault("state", {})["request_id"] = request_id
-        size = sum(len(name) + len(value) for name, value in headers)
-        if size > HEADER_BYTES_MAX:
-            message = f"the headers have {size} bytes; at most {HEADER_BYTES_MAX} are taken"
-            failure = errors.Failure(431, message, "headers_too_large")
-            await failure.response({"x-request-id": request_id})(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._call.leave()
 
 
 def build_app(parts: Parts, probes: APIRouter) -> FastAPI:
@@ -223,27 +198,16 @@ def build_app(parts: Parts, probes: APIRouter) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        headers = {**(error.headers or {}), "x-request-id": request.state.request_id}
+        told = {**(error.headers or {}), "x-request-id": request.state.request_id}
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
         message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-        return errors.Failure(error.status_code, message, code).response(headers)
+        return errors.Failure(error.status_code, message, code).response(told)
 
     @app.exception_handler(Exception)
     async def failed(request: Request, _: Exception) -> Response:
         return errors.INTERNAL.response({"x-request-id": request.state.request_id})
 
     return app
-
-
-def _slo_us(request: Request) -> int | None:
-    given = request.headers.get("x-vertumnus-ttft-slo-ms")
-    if given is None:
-        return None
-    if not (given.isascii() and given.isdigit() and 1 <= int(given[:16]) <= SLO_MS_MAX):
-        raise BadRequest(
-            f"x-vertumnus-ttft-slo-ms: whole milliseconds from 1 to {SLO_MS_MAX} are needed", None, "invalid_header"
-        )
-    return int(given) * 1_000
 
 
 def _unknown_model(name: str) -> BadRequest:
@@ -309,5 +273,3 @@ async def _chunks(
         yield sse.DONE
     except Unserved as unserved:
         yield sse.event(errors.of_unserved(unserved).body)
-    finally:
-        call.leave()

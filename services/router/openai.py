@@ -107,6 +107,7 @@ class GenerationRequest(BaseModel):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(default=None, max_length=1_024, description="taken, of no effect")
+    return_token_ids: bool = Field(default=False, description="extension: each choice carries the ids in `token_ids`")
     ignore_eos: bool = Field(default=False, description="extension: generate max_tokens whatever the model says")
 
     n: Annotated[int | None, BeforeValidator(Neutral(1))] = None

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from cli.trace.measuring import Objective, Outcome, report
+from cli.trace.measuring import LinearObjective, Outcome, report
 from cli.trace.rows import Row
 from cli.trace.sending import NoServer, Target, first_model, send
 from shared.runtime.clock import SystemClock
@@ -62,7 +62,7 @@ def rows(count: int, every_ms: float = 0) -> list[Row]:
 
 async def test_answers_are_measured() -> None:
     async with server(whole) as url:
-        found = await send(rows(5, every_ms=40), Target(url, "m", objective=Objective(5)), SystemClock())
+        found = await send(rows(5, every_ms=40), Target(url, "m", objective=LinearObjective(5)), SystemClock())
     assert (found.requests, found.ok, found.refused, found.failed) == (5, 5, 0, 0)
     assert (found.prompt_tokens, found.output_tokens, found.cached_share) == (3000, 15, 500 / 3000)
     assert found.attainment_by_tokens == 1
@@ -82,7 +82,7 @@ async def test_the_request_is_what_was_asked_for() -> None:
         await whole(request, writer)
 
     async with server(look) as url:
-        target = Target(url, "m", api_key="secret", objective=Objective(1, 0.5))
+        target = Target(url, "m", api_key="secret", objective=LinearObjective(1, 0.5))
         await send(rows(1), target, SystemClock())
         await send(rows(1), target._replace(as_text=True), SystemClock())
     assert [request["head"].split(b" ")[1] for request in seen] == [b"/v1/completions", b"/v1/chat/completions"]
@@ -107,7 +107,7 @@ async def test_what_goes_wrong_is_counted_by_kind(written: bytes, kind: str, mes
         writer.write(written)
 
     async with server(answer) as url:
-        found = await send(rows(2), Target(url, "m", objective=Objective(10)), SystemClock())
+        found = await send(rows(2), Target(url, "m", objective=LinearObjective(10)), SystemClock())
     refused = 2 if kind == "http-429" else 0
     assert (found.ok, found.refused, found.failed) == (0, refused, 2 - refused)
     assert found.problems[kind].requests == 2
@@ -175,7 +175,7 @@ def test_attainment_weighs_tokens_and_counts_the_unanswered_as_misses() -> None:
         outcome("ok", 1000, 1.9, late_s=0.2),
         outcome("http-503", 5000, 0),
     ]
-    found = report(outcomes, 10, Objective(1, 1))
+    found = report(outcomes, 10, LinearObjective(1, 1))
     assert found.attainment_by_tokens == 4000 / 10_000
     assert found.attainment_by_requests == 0.5
     assert report(outcomes, 10).attainment_by_tokens is None

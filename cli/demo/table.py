@@ -1,0 +1,73 @@
+"""The demo's last word: one table, and the same as JSON."""
+
+from typing import Any
+
+from rich.table import Table
+
+from cli.demo.running import Ran
+from cli.trace.measuring import Times
+
+
+def figures(ran: Ran, verdict: dict[str, int] | None) -> dict[str, Any]:
+    """What is told of one half. Times are in the seconds of the system that the half stands for."""
+    report, record = ran.report, ran.audit
+    return {
+        "requests": report.requests,
+        "answered": report.ok,
+        "not_answered": report.refused + report.failed,
+        "ttft_s": _times(report.ttft_s, ran.half.speedup),
+        "tpot_s": _times(report.tpot_s, ran.half.speedup),
+        "slo_attainment_by_tokens": report.attainment_by_tokens,
+        "cached_share": report.cached_share,
+        "events": record.events,
+        "audit_violations": record.violation_count,
+        "ends": dict(record.by_end),
+        "reconfigurations": record.by_type["reconfiguration-planned"],
+        "replications": record.by_type["replica-installed"],
+        "transformers": verdict,
+    }
+
+
+def table(told: dict[str, dict[str, Any]]) -> Table:
+    """One column per half."""
+    halves = list(told.values())
+    shown = Table("", *told, title="Vertumnus", title_justify="left")
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    shown.add_row("requests answered", *(f"{each['answered']:,} of {each['requests']:,}" for each in halves))
+    for part in ("mean", "p50", "p90", "p99"):
+        shown.add_row(f"TTFT {part}, s", *(_seconds(each["ttft_s"], part) for each in halves))
+    shown.add_row("SLO attainment by tokens", *(_share(each["slo_attainment_by_tokens"]) for each in halves))
+    shown.add_row("cached share of prompt tokens", *(_share(each["cached_share"]) for each in halves))
+    shown.add_row("reconfigurations, replications", *_counts(halves))
+    shown.add_row("tokens as transformers chooses", *(_verdict(each["transformers"]) for each in halves))
+    shown.add_row("events on record", *(f"{each['events']:,}" for each in halves))
+    shown.add_row("audit of the record", *(_audit(each["audit_violations"]) for each in halves))
+    return shown
+
+
+def _times(times: Times | None, speedup: float) -> dict[str, float] | None:
+    return {name: value * speedup for name, value in times._asdict().items()} if times else None
+
+
+def _seconds(times: dict[str, float] | None, part: str) -> str:
+    return f"{times[part]:.2f}" if times else "–"
+
+
+def _share(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
+
+
+def _counts(halves: list[dict[str, Any]]) -> list[str]:
+    return [f"{each['reconfigurations']}, {each['replications']}" for each in halves]
+
+
+def _verdict(verdict: dict[str, int] | None) -> str:
+    if verdict is None:
+        return "no tensors"
+    undecided = f", {verdict['within_gap']} undecided" if verdict["within_gap"] else ""
+    return f"{verdict['equal']:,} of {verdict['positions']:,}{undecided}"
+
+
+def _audit(violations: int) -> str:
+    return "clean" if not violations else f"{violations} violations"
