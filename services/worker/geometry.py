@@ -67,6 +67,16 @@ def adopted(state: State, ranks: tuple[RankAdopted, ...]) -> list[EventData]:
     ]
 
 
+def retired(state: State, prefill_ranks: int) -> list[EventData]:
+    """The node shuts down: its ranks serve no epoch any more, so nobody places on it while it finishes what it has."""
+    if not state.served.epoch:
+        return []
+    return [
+        RankAdoptedEpoch(node=state.node, incarnation=state.incarnation, rank=rank, epoch=0, switch_us=0)
+        for rank in range(prefill_ranks)
+    ]
+
+
 def drained(state: State, workers: tuple[WorkerId, ...], returned_requests: int, drain_us: int) -> list[EventData]:
     """No step runs and nothing is queued at these workers; [] if the drain has been called off."""
     if not all(state.desk.is_draining(worker) for worker in workers):

@@ -8,7 +8,7 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 import structlog
@@ -20,12 +20,14 @@ from services.worker.decider import NO_GEOMETRY, Prefilled, State, abort_job, lo
 from services.worker.engine.protocol import Engine, EngineDescription, EngineDied, EngineError
 from services.worker.frames import Frames
 from services.worker.gate import Gate
+from services.worker.geometry import retired
 from services.worker.job import AbortReason, Job, JobKey, Stage
 from services.worker.ports import NodePorts
 from services.worker.steps import Effects, StepLoop
 from services.worker.streams import Stream
 from services.worker.waiting import within
 from shared.contracts.commands import Accepted, Assign, Cancel, Refused, Release, Released, Report
+from shared.contracts.envelope import Envelope
 from shared.contracts.ids import WorkerId
 from shared.model.cost import US_PER_S
 from shared.runtime.ports import Unavailable
@@ -34,6 +36,7 @@ START_LIMIT_S = 300.0
 """Loading a large model from a slow disk; an engine has limits of its own below it."""
 
 FAREWELL_LIMIT_S = 2.0
+ACKNOWLEDGE_LIMIT_S = 0.5
 POLL_S = 0.05
 
 UNASKED: tuple[AbortReason, ...] = ("claim-lost", "engine-died", "out-of-blocks", "draining", "engine")
@@ -57,6 +60,7 @@ class Incarnation:
         self.description: EngineDescription = engine.describe()
         self.gate = Gate()
         self.serving = False
+        self.finishing = False
         self._claims = Claims(ports.bulk, ports.subjects, ports.clock)
         self._frames = Frames(ports.bulk, ports.subjects, ports.clock)
         self._loops: dict[WorkerId, StepLoop] = {}
@@ -109,17 +113,27 @@ class Incarnation:
         tell("ended", incarnation=self.state.incarnation, reason=ending.reason)
         told = [(job, self._index(job)) for job in self.state.desk]
         aborted = sum(job.stage is not Stage.STREAMING for job, _ in told)
-        self.ports.recorder.record(lose(self.state, ending.reason, ending.abort))
+        said = self.ports.recorder.record(lose(self.state, ending.reason, ending.abort))
         self.ports.metrics.ended.labels(ending.abort).inc(aborted)
         tasks = [*self._loop_tasks, *(task for _, task in self._streams.values()), *self._others]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._claims.close()
+        await self._acknowledged(said)
         try:
             await within(self.ports.clock, FAREWELL_LIMIT_S, self._tell(told, ending.abort))
         except TimeoutError as error:
             self._logger.warning("routers not told", jobs=len(told), error=str(error))
+
+    async def _acknowledged(self, said: Sequence[Envelope]) -> None:
+        """A router that was told before the log has it would place the request here again. Not worth a long wait."""
+        if not said:
+            return
+        try:
+            await within(self.ports.clock, ACKNOWLEDGE_LIMIT_S, self.ports.recorder.outbox.stored(said[-1]))
+        except TimeoutError:
+            self._logger.warning("the log does not acknowledge", event=said[-1].type)
 
     async def _tell(self, jobs: Collection[tuple[Job, int]], reason: AbortReason) -> None:
         """A router that cannot be reached learns it from the log, or from silence."""
@@ -130,8 +144,10 @@ class Incarnation:
                 self._logger.warning("router not told", request=job.assign.request, error=str(error))
 
     async def finish(self, limit_s: float) -> None:
-        """SIGTERM: give back what is queued, let what runs end for up to `limit_s`, then end."""
+        """SIGTERM: be schedulable no more, give back what is queued, let what runs end for up to `limit_s`, then end."""
+        self.finishing = True
         self.state.desk.drain(self.state.desk.workers)
+        await self._acknowledged(self.ports.recorder.record(retired(self.state, self.description.prefill_ranks)))
         self.give_back(self.state.desk.workers)
         try:
             await within(self.ports.clock, limit_s, self._all_jobs_ended())

@@ -81,6 +81,8 @@ class Switching:
     async def adopt(self, command: Adopt) -> Accepted | Refused:
         """Answers when every rank has adopted and the log says so."""
         async with self._turn:
+            if self._incarnation.finishing:
+                return Refused(reason="draining", detail="the node is shutting down")
             refusal = refuse_adopt(self._state, command, self._incarnation.description.prefill_ranks)
             if refusal is not None:
                 return refusal
@@ -116,6 +118,8 @@ class Switching:
             return Refused(reason="engine", detail=str(error))
         except EngineError as error:
             return Refused(reason="engine", detail=str(error))
+        if not self._incarnation.serving:
+            return Refused(reason="engine", detail="this life ended during the switch")
         self._stop_drain()
         self._incarnation.give_back(tuple(self._state.desk.workers))
         held = {

@@ -119,7 +119,8 @@ class DrainCompleted(EventData):
 
 @event("rank-adopted-epoch", channel=Channel.WORKERS, senders=("worker",))
 class RankAdoptedEpoch(EventData):
-    """One rank serves the geometry of a new epoch; `switch_us` from the barrier to ready."""
+    """One rank serves the geometry of a new epoch; `switch_us` from the barrier to ready. Epoch 0 is none: the node shuts
+    down, and finishes what it has."""
 
     node: NodeId
     incarnation: int

@@ -32,9 +32,11 @@ from shared.contracts.envelope import Channel, Envelope, EventData, Stored
 from shared.contracts.events import CommittedWorker, EpochCommitted, RequestReceived
 from shared.contracts.ids import NodeId, RequestId, RouterId, Source, TenantId, WorkerId, decode_worker_id, worker_id
 from shared.contracts.subjects import Subjects
+from shared.model import pool as pool_model
 from shared.model.blocks import Tokens, block_chain
 from shared.model.cost import Coefficients
 from shared.model.lattice import Composition, groups_of
+from shared.model.pool import Pool
 from shared.runtime.appending import NO_ORIGIN, Identity, Sealer
 from shared.runtime.clock import Ids
 from shared.runtime.memory import ManualClock, MemoryBus, MemoryLog
@@ -203,6 +205,13 @@ class World:
     def folded(self) -> list[Stored]:
         """The log."""
         return [Stored("memory", each.seq, decode(each.payload)) for each in self.log._messages]
+
+    def pool(self) -> Pool:
+        """The pool as every service folds it."""
+        pool = Pool()
+        for stored in self.folded():
+            pool_model.evolve(pool, stored)
+        return pool
 
     def receipts(self) -> list[Stored]:
         """What a router would have logged of every request before it was assigned."""

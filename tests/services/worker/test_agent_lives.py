@@ -6,7 +6,7 @@ from dataclasses import replace
 from services.worker.agent import NodeAgent
 from services.worker.engine.modelled import ModelledEngine
 from services.worker.engine.protocol import EngineError, PrefillStep, StepResult
-from shared.contracts.commands import NodeLoad
+from shared.contracts.commands import Adopt, NodeLoad
 from shared.contracts.events import (
     NodeDeclaredLost,
     NodeLost,
@@ -185,6 +185,9 @@ async def test_sigterm_gives_back_what_waits_and_lets_the_rest_end() -> None:
         stopping = asyncio.ensure_future(agent.stop(8.0))
         await world.clock.advance(0.1)
         assert world.of("waits")[-1].error == "draining"
+        assert not world.pool().schedulable(world.pool().workers[worker(1)]), "nothing more is placed on it"
+        switch = Adopt(term=1, node=NODE, incarnation=1, epoch=2, composition=(4,))
+        assert (await world.ask(switch)).reason == "draining"
         assert (await world.ask(world.assignment("late", prompt(10)))).reason == "draining"
         await world.clock.advance(2.0)
         assert stopping.done()
