@@ -12,8 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = {"router", "controller", "cachemgr", "worker", "ledger"}
-SERVERS = {"nats", "postgres"}
+SERVERS = {"nats", "postgres", "gateway"}
 ONE_SHOTS = {"secrets", "model", "migrate"}
+WITH_MODEL = {"router", "worker"}
 VARIANTS = {"plain": (), "modelled": ("-f", "docker-compose.yml", "-f", "deploy/compose/modelled.yaml")}
 
 
@@ -33,8 +34,14 @@ def pool(request: pytest.FixtureRequest) -> dict[str, Any]:
     return rendered(*VARIANTS[request.param])
 
 
-def test_the_whole_system_is_there(pool: dict[str, Any]) -> None:
-    assert set(pool["services"]) == SERVICES | SERVERS | ONE_SHOTS
+def test_the_whole_system_is_there() -> None:
+    assert set(rendered()["services"]) == SERVICES | SERVERS | ONE_SHOTS
+
+
+def test_a_modelled_pool_needs_no_model_and_no_torch() -> None:
+    services = rendered(*VARIANTS["modelled"])["services"]
+    assert set(services) == SERVICES | SERVERS | ONE_SHOTS - {"model"}
+    assert {service["build"]["target"] for service in services.values() if "build" in service} == {"control"}
 
 
 def test_nothing_runs_as_root_or_writes_its_image(pool: dict[str, Any]) -> None:
@@ -60,7 +67,7 @@ def test_what_stays_up_is_watched_and_restarted(pool: dict[str, Any]) -> None:
         assert service["stop_grace_period"], name
     for name in SERVICES:
         assert "/readyz" in pool["services"][name]["healthcheck"]["test"][-1], name
-    for name in ONE_SHOTS:
+    for name in ONE_SHOTS & set(pool["services"]):
         assert pool["services"][name]["restart"] == "no", name
 
 
@@ -75,21 +82,27 @@ def test_images_are_pinned(pool: dict[str, Any]) -> None:
 
 def test_only_the_api_and_the_console_are_published_and_only_on_loopback(pool: dict[str, Any]) -> None:
     published = {name: service["ports"] for name, service in pool["services"].items() if "ports" in service}
-    assert set(published) == {"router", "ledger"}
+    assert set(published) == {"gateway", "ledger"}
     assert all(port["host_ip"] == "127.0.0.1" for ports in published.values() for port in ports)
 
 
 def test_replicas_of_the_router_do_not_collide(pool: dict[str, Any]) -> None:
     router = pool["services"]["router"]
     assert "container_name" not in router
+    assert "ports" not in router
     assert "$HOSTNAME" in router["entrypoint"][-1]
-    assert router["ports"][0]["published"] == "8000-8009"
+
+
+def test_the_gateway_finds_the_routers() -> None:
+    config = (ROOT / "deploy/compose/haproxy.cfg").read_text()
+    assert "router:8000 resolvers docker" in config
+    assert "GET /readyz" in config
 
 
 def test_servers_are_out_of_reach_from_outside(pool: dict[str, Any]) -> None:
     assert pool["networks"]["pool"]["internal"] is True
     assert pool["networks"]["record"]["internal"] is True
-    for name in SERVERS | (SERVICES - {"router", "ledger"}):
+    for name in (SERVERS | SERVICES) - {"gateway", "ledger"}:
         assert set(pool["services"][name]["networks"]) <= {"pool", "record"}, name
     # Serving does not depend on Postgres: those who serve cannot even reach it.
     assert {name for name, service in pool["services"].items() if "record" in (service.get("networks") or {})} == {
@@ -107,11 +120,12 @@ def test_what_is_needed_first_is_waited_for(pool: dict[str, Any]) -> None:
     }
     for name in SERVICES:
         assert needs[name]["nats"] == "service_healthy", name
-    for name in SERVERS:
+    for name in ("nats", "postgres"):
         assert needs[name] == {"secrets": "service_completed_successfully"}
     assert needs["migrate"] == {"postgres": "service_healthy"}
     assert needs["ledger"]["migrate"] == "service_completed_successfully"
-    assert needs["router"]["model"] == needs["worker"]["model"] == "service_completed_successfully"
+    for name in WITH_MODEL if "model" in needs else ():
+        assert needs[name]["model"] == "service_completed_successfully"
 
 
 def test_no_secret_stands_in_the_configuration(pool: dict[str, Any]) -> None:
