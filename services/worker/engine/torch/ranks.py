@@ -108,12 +108,13 @@ class Ranks:
             await rank.close()
 
     async def _watch_silence(self) -> None:
-        limit_s = self._settings.step_timeout_s
         while self.lost is None:
             await asyncio.sleep(WATCH_S)
-            for rank in self._processes:
-                if rank.silent_s() > limit_s:
-                    self.lose(f"rank {rank.rank} (pid {rank.pid}) hangs: no answer for {limit_s:g} s")
+            limits = ((self.prefill, self._settings.step_timeout_s), (self.decode, self._settings.token_timeout_s))
+            for ranks, limit_s in limits:
+                for rank in ranks:
+                    if rank.silent_s() > limit_s:
+                        self.lose(f"rank {rank.rank} (pid {rank.pid}) hangs: no answer for {limit_s:g} s")
 
 
 def _wait_gone(pidfds: Sequence[int]) -> None:

@@ -26,8 +26,11 @@ class TorchSettings:
     """Prompt and new tokens of one request together; the model's own limit applies as well."""
     sequences_per_decode_rank: int = 8
     """Hand-offs beyond this wait until a sequence ends."""
-    step_timeout_s: float = 120.0
-    """A rank that owes an answer and says nothing for this long counts as hung."""
+    step_timeout_s: float = 600.0
+    """A prefill rank that owes an answer for this long counts as hung. A last resort: the agent, who knows what a step
+    should take, loses patience earlier; a prompt of the whole context takes minutes where ranks share few cores."""
+    token_timeout_s: float = 30.0
+    """The same for a decode rank, which owes a token every few milliseconds."""
     start_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
@@ -39,6 +42,7 @@ class TorchSettings:
             "context_tokens_max": (2, 1 << 20),
             "sequences_per_decode_rank": (1, 1024),
             "step_timeout_s": (0.1, 3600),
+            "token_timeout_s": (0.1, 3600),
             "start_timeout_s": (1, 3600),
         }
         for name, (low, high) in limits.items():

@@ -52,7 +52,9 @@ async def all_gone(processes: list[int], within_s: float = 5.0) -> bool:
 
 @pytest.fixture
 async def node(tiny_qwen3: Path, zygote: Zygote) -> AsyncIterator[Node]:
-    engine = TorchEngine(settings(tiny_qwen3, step_timeout_s=1.0, sequences_per_decode_rank=2), zygote)
+    engine = TorchEngine(
+        settings(tiny_qwen3, step_timeout_s=1.0, token_timeout_s=1.0, sequences_per_decode_rank=2), zygote
+    )
     await engine.start()
     yield Node(engine)
     await engine.close()
@@ -113,8 +115,18 @@ async def test_a_hung_rank_counts_as_dead(node: Node) -> None:
     os.kill(processes[0], signal.SIGSTOP)
     with pytest.raises(EngineDied, match="hangs"):
         await node.prefill(group, node.item(prompt(100)))
-    assert "rank 0" in node.engine.health().detail or "hangs" in node.engine.health().detail
+    assert "hangs" in node.engine.health().detail
     assert await all_gone(processes)
+
+
+async def test_a_hung_decode_rank_counts_as_dead(node: Node) -> None:
+    (group,) = await node.adopt(4)
+    item = node.item(prompt(20))
+    first = (await node.prefill(group, item)).first_token.token
+    await node.engine.hand_off(item.request)
+    os.kill(pids(node)[-1], signal.SIGSTOP)
+    with pytest.raises(EngineDied, match=r"rank 4 .* hangs"):
+        await node.decode(item.request, first, 100)
 
 
 async def test_idle_time_is_no_hang_and_costs_no_cpu(node: Node) -> None:
