@@ -14,7 +14,7 @@ from shared.contracts.commands import SamplingSpec, TokenFrame
 from shared.contracts.ids import BlockId, RequestId, TenantId, WorkerId
 from shared.model.blocks import Tokens
 
-UNREAD_TOKENS_MAX = 8_192
+UNREAD_TOKENS_MAX = 4_096
 """A client that is this far behind its own answer does not read it: it is treated as gone."""
 
 Finish = Literal["stop", "length"]
@@ -100,6 +100,7 @@ class Call:
     failure: Unserved | None = None
     driver: "asyncio.Task[None] | None" = None
     shut_down: bool = False
+    is_enough: bool = False
     _unread: deque[Piece] = field(default_factory=deque)
     _unread_tokens: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -153,9 +154,10 @@ class Call:
 
     def enough(self) -> None:
         """The answer is complete before the engine knows: the rest is cancelled, the request has ended well."""
+        self.is_enough = True
         self.inbox.put(Enough())
 
     def leave(self) -> None:
-        """The client is gone. Harmless after the end."""
-        if self.driver is not None:
+        """The client is gone. Harmless after the end, and when it had enough."""
+        if self.driver is not None and not self.is_enough:
             self.driver.cancel()

@@ -6,15 +6,15 @@ from typing import Literal
 
 import structlog
 
-from services.router import decider, placement
+from services.router import decider, offers
 from services.router.calls import Call, EndReason, NotReceived, Order, Slot, Unserved
 from services.router.claims import BufferFull, Claims
 from services.router.decider import Arrival, State
-from services.router.driver import Driver, Placed, Wiring
+from services.router.driver import Driver
 from services.router.frames import Broken, Frames
 from services.router.metrics import RouterMetrics
-from services.router.prompts import Offer
 from services.router.settings import RouterSettings
+from services.router.wiring import Placed, Wiring
 from shared.contracts.commands import RouterAlive, encode_message
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
@@ -107,7 +107,11 @@ class Dispatcher:
             capacity_changed=self._capacity_changed,
         )
         metrics.watch("open_requests", "Requests between admission and end", lambda: self._admitted)
-        metrics.watch("mispriced_nodes", "Living nodes registered with other coefficients", self._mispriced_nodes)
+        metrics.watch(
+            "mispriced_nodes",
+            "Living nodes registered with other coefficients",
+            lambda: offers.mispriced_nodes(self.state),
+        )
         metrics.watch("held_prompt_bytes", "Prompts held for agents to claim", lambda: self._claims.held_bytes)
 
     @property
@@ -116,16 +120,7 @@ class Dispatcher:
 
     @property
     def state(self) -> State:
-        return self._wiring.projection.state
-
-    def offer(self) -> Offer | None:
-        """What the pool serves, or last served if no node lives now; None before the first node."""
-        specs = [node.spec for node in self.state.pool.nodes.values() if node.spec is not None]
-        if not specs:
-            return None
-        spec = placement.serving(self.state.pool) or specs[0]
-        longest = max(each.prompt_tokens_max for each in specs if each.model == spec.model)
-        return Offer(spec.model, spec.block_tokens, longest)
+        return self._wiring.state
 
     def not_ready(self) -> str | None:
         """Why clients should be sent elsewhere."""
@@ -133,10 +128,7 @@ class Dispatcher:
             return "draining"
         if not self._wiring.outbox.ready:
             return "the event log does not keep up"
-        pool = self.state.pool
-        if not any(pool.schedulable(worker) for worker in pool.workers.values()):
-            return "no schedulable worker"
-        return None
+        return None if offers.schedulable_workers(self.state) else "no schedulable worker"
 
     async def start(self) -> None:
         """Be known and alive. Errors: Unavailable."""
@@ -255,11 +247,6 @@ class Dispatcher:
     def _leave(self) -> None:
         self._admitted -= 1
         self._ended.set()
-
-    def _mispriced_nodes(self) -> int:
-        version = self.state.coefficients.version
-        specs = [node.spec for node in self.state.pool.nodes.values() if node.alive and node.spec is not None]
-        return sum(spec.coefficients_version != version for spec in specs)
 
     def _drop(self, request: RequestId) -> None:
         self._frames.close(request)

@@ -10,33 +10,16 @@ seed and the position alone, so another worker continues where this one stopped,
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 import structlog
-from pydantic import ValidationError
 
-from services.router import decider
+from services.router import decider, handshake
 from services.router.calls import Call, Finish, Served, Unserved
-from services.router.claims import BufferFull, Claims
-from services.router.decider import Moment, State
+from services.router.claims import BufferFull
 from services.router.frames import Broken, Enough, FrameOrder, Piece, Signal
-from services.router.metrics import RouterMetrics
-from services.router.settings import RouterSettings
-from shared.contracts.commands import (
-    Accepted,
-    Assign,
-    Cancel,
-    RefusalReason,
-    Refused,
-    Release,
-    Released,
-    TokenFrame,
-    decode_reply,
-    encode_message,
-)
-from shared.contracts.envelope import Envelope, EventData
+from services.router.wiring import Placed, Wiring
+from shared.contracts.commands import Cancel, Release, TokenFrame
 from shared.contracts.events import (
     RedirectReason,
     RequestAssigned,
@@ -44,34 +27,12 @@ from shared.contracts.events import (
     RequestCompleted,
     RequestFailed,
 )
-from shared.contracts.ids import RouterId, Source, node_of
-from shared.contracts.subjects import Subjects
-from shared.runtime.appending import Origin
-from shared.runtime.clock import Clock
-from shared.runtime.outbox import Outbox
-from shared.runtime.ports import Bus, NoReply, Unavailable
-from shared.runtime.projection import Projection
 
 PAUSE_S = 0.1
 """Before the third and every later attempt, times the attempts made: whoever refused twice needs a moment."""
 
 GAP_S = 1.0
 """How long missing tokens are waited for: longer than a reconnect reorders, shorter than a client notices."""
-
-REDIRECT_REASON: Mapping[RefusalReason, RedirectReason] = {
-    "draining": "draining",
-    "stale-epoch": "stale-epoch",
-    "unknown-worker": "unknown-worker",
-    "full": "full",
-}
-"""What a refusal is called in the record; any other is `aborted`."""
-
-
-class Placed(NamedTuple):
-    """A recorded assignment."""
-
-    assigned: RequestAssigned
-    event: Envelope
 
 
 class _Stopped(Exception):
@@ -83,32 +44,6 @@ class _Stopped(Exception):
 
 class _ClientGone(Exception):
     """The client does not read its answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wiring:
-    """What every driver of this process shares. `capacity_changed` returns when a worker may have become eligible."""
-
-    settings: RouterSettings
-    projection: Projection[State]
-    outbox: Outbox
-    bus: Bus
-    claims: Claims
-    subjects: Subjects
-    clock: Clock
-    router: RouterId
-    source: Source
-    metrics: RouterMetrics
-    capacity_changed: Callable[[], Awaitable[None]]
-
-    def moment(self) -> Moment:
-        return Moment(self.clock.now_ns(), self.projection.seen_seq)
-
-    def record(self, call: Call, facts: list[EventData]) -> list[Envelope]:
-        """Errors: OutboxFull."""
-        if not facts:
-            return []
-        return self.outbox.record(facts, Origin(call.request, traceparent=call.order.traceparent))
 
 
 class Driver:
@@ -161,52 +96,18 @@ class Driver:
         try:
             async with asyncio.timeout_at(deadline):
                 await self._wiring.outbox.stored(event)
-                await self._assign(assigned)
+                await self._give(assigned)
             return await self._follow(FrameOrder(assigned.attempt), deadline)
         except TimeoutError:
             raise Unserved("lost-stream", f"no token came within {first_by_s:.1f} s") from None
 
-    async def _assign(self, assigned: RequestAssigned) -> None:
+    async def _give(self, assigned: RequestAssigned) -> None:
+        """Errors: _Stopped unless the agent takes it."""
         call, wiring = self._call, self._wiring
-        prompt_tokens = call.order.prompt_tokens + len(call.generated)
-        command = Assign(
-            request=call.request,
-            attempt=assigned.attempt,
-            router=wiring.router,
-            router_source=wiring.source,
-            worker=assigned.worker,
-            decode_worker=assigned.decode_worker,
-            prompt_tokens=prompt_tokens,
-            block_ids=b"".join(call.order.chain),
-            max_new_tokens=call.tokens_left,
-            stop_tokens=call.order.stop_tokens,
-            sampling=call.order.sampling,
-            service_us=assigned.service_us,
-            traceparent=call.order.traceparent,
-        )
         if assigned.attempt == 1:
             wiring.metrics.assign_s.observe((wiring.clock.monotonic_ns() - call.order.arrived_ns) / 1e9)
-        subject = wiring.subjects.agent(node_of(assigned.worker))
-        try:
-            reply = decode_reply(
-                await wiring.bus.request(subject, encode_message(command), wiring.settings.ack_timeout_s)
-            )
-        except NoReply:
-            await self._tell(Release(request=call.request, attempt=assigned.attempt))
-            raise _Stopped("no-reply") from None
-        except ValidationError as error:
-            self._logger.warning("unreadable reply", worker=assigned.worker, errors=error.error_count())
-            raise _Stopped("aborted") from None
-        match reply:
-            case Accepted():
-                return
-            case Refused():
-                self._logger.info("refused", worker=assigned.worker, reason=reply.reason, detail=reply.detail)
-                raise _Stopped(REDIRECT_REASON.get(reply.reason, "aborted"))
-            case Released():
-                raise _Stopped("aborted")
-            case _:
-                assert_never(reply)
+        if (reason := await handshake.give(wiring, call, assigned)) is not None:
+            raise _Stopped(reason)
 
     async def _follow(self, order: FrameOrder, first_by: float) -> Finish:
         """Hand tokens over until the last. Errors: _Stopped, _ClientGone; TimeoutError while there is no token."""
@@ -218,7 +119,7 @@ class Driver:
                     raise _Stopped("aborted")
                 case TokenFrame() as frame:
                     for piece in order.take(frame):
-                        self._give(piece)
+                        self._hand_over(piece)
                         if piece.frame.finish is not None:
                             return piece.frame.finish
                 case Broken() as broken if broken.attempt == attempt:
@@ -243,7 +144,7 @@ class Driver:
                 raise _Stopped("no-reply") from None
             raise
 
-    def _give(self, piece: Piece) -> None:
+    def _hand_over(self, piece: Piece) -> None:
         call, wiring = self._call, self._wiring
         call.last_token_ns = wiring.clock.monotonic_ns()
         if call.served is None:
@@ -256,8 +157,10 @@ class Driver:
     # --- between two attempts
 
     def _finished_anyway(self) -> Finish | None:
-        """The answer is whole although its last frame is missing."""
+        """The answer is whole although its last frame is missing, or the client needs no more of it."""
         call = self._call
+        if call.is_enough:
+            return "stop"
         if call.generated and call.generated[-1] in call.order.stop_tokens:
             return "stop"
         return "length" if not call.tokens_left else None
@@ -265,7 +168,7 @@ class Driver:
     def _redirect(self, reason: RedirectReason) -> None:
         """Errors: Unserved when no attempt is left."""
         call, wiring = self._call, self._wiring
-        facts = decider.redirect(wiring.projection.state, call.request, self._placed.assigned.attempt, reason)
+        facts = decider.redirect(wiring.state, call.request, self._placed.assigned.attempt, reason)
         wiring.record(call, facts)
         wiring.metrics.redirected.labels(reason).inc()
         self._logger.info("redirected", attempt=self._placed.assigned.attempt, reason=reason)
@@ -295,7 +198,7 @@ class Driver:
 
     def _decide_again(self) -> Placed | None:
         call, wiring = self._call, self._wiring
-        facts = decider.assign_again(wiring.projection.state, call.request, len(call.generated), wiring.moment())
+        facts = decider.assign_again(wiring.state, call.request, len(call.generated), wiring.moment())
         for event in wiring.record(call, facts):
             if isinstance(event.data, RequestAssigned):
                 return Placed(event.data, event)
@@ -346,13 +249,8 @@ class Driver:
 
     def _end(self, fact: RequestCompleted | RequestFailed | RequestCancelled) -> None:
         """Recorded at once; one that `redirect` has recorded already is not recorded again."""
-        self._wiring.record(self._call, decider.end(self._wiring.projection.state, fact))
+        self._wiring.record(self._call, decider.end(self._wiring.state, fact))
         self._wiring.metrics.ended.labels(fact.TYPE.removeprefix("request-")).inc()
 
     async def _tell(self, command: Cancel | Release) -> None:
-        """Say it once to the agent that has the attempt. Lost, it costs work and nothing else."""
-        subject = self._wiring.subjects.agent(node_of(self._placed.assigned.worker))
-        try:
-            await self._wiring.bus.publish(subject, encode_message(command))
-        except Unavailable as error:
-            self._logger.info("not sent", command=command.kind, error=str(error))
+        await handshake.tell(self._wiring, self._placed.assigned.worker, command)

@@ -6,6 +6,7 @@ from uuid import UUID
 import numpy as np
 
 from services.router.calls import Order
+from services.router.offers import Offer
 from services.router.openai import COMPLETION_TOKENS_DEFAULT, BadRequest, ChatRequest, CompletionRequest
 from services.router.text import IdStream, TextStream
 from services.router.tokenizer import ModelText, TemplateRefused, TextThreads, TooManyTokens
@@ -16,14 +17,6 @@ from shared.model.blocks import Tokens, block_chain, block_key
 NO_TOKENIZER = "this pool has no tokenizer: send token ids as 'prompt' to /v1/completions, without 'stop'"
 
 Asked = ChatRequest | CompletionRequest
-
-
-class Offer(NamedTuple):
-    """What the pool serves: limits in tokens as its nodes registered them."""
-
-    model: str
-    block_tokens: int
-    prompt_tokens_max: int
 
 
 class Context(NamedTuple):
@@ -110,7 +103,7 @@ class Prompts:
         return np.asarray(ids, dtype=np.uint32)
 
     def _max_tokens(self, asked: Asked, offer: Offer, prompt_tokens: int) -> int:
-        context = offer.prompt_tokens_max + 1  # the longest prompt leaves room for one token
+        context = offer.context_tokens
         room = min(context - prompt_tokens, self._output_tokens_max)
         wanted = asked.output_tokens
         if wanted is None:

@@ -1,0 +1,78 @@
+"""The router's side of the hand-shake with an agent: give it an assignment, or tell it that one is no longer wanted."""
+
+from collections.abc import Mapping
+
+import structlog
+from pydantic import ValidationError
+
+from services.router.calls import Call
+from services.router.wiring import Wiring
+from shared.contracts.commands import (
+    Accepted,
+    Assign,
+    Cancel,
+    RefusalReason,
+    Refused,
+    Release,
+    decode_reply,
+    encode_message,
+)
+from shared.contracts.events import RedirectReason, RequestAssigned
+from shared.contracts.ids import WorkerId, node_of
+from shared.runtime.ports import NoReply, Unavailable
+
+REDIRECT_REASON: Mapping[RefusalReason, RedirectReason] = {
+    "draining": "draining",
+    "stale-epoch": "stale-epoch",
+    "unknown-worker": "unknown-worker",
+    "full": "full",
+}
+"""What a refusal is called in the record; any other is `aborted`."""
+
+
+async def give(wiring: Wiring, call: Call, assigned: RequestAssigned) -> RedirectReason | None:
+    """None when the agent has taken the assignment, else why it has not. Repeating it is safe."""
+    command = Assign(
+        request=call.request,
+        attempt=assigned.attempt,
+        router=wiring.router,
+        router_source=wiring.source,
+        worker=assigned.worker,
+        decode_worker=assigned.decode_worker,
+        prompt_tokens=call.order.prompt_tokens + len(call.generated),
+        block_ids=b"".join(call.order.chain),
+        max_new_tokens=call.tokens_left,
+        stop_tokens=call.order.stop_tokens,
+        sampling=call.order.sampling,
+        service_us=assigned.service_us,
+        traceparent=call.order.traceparent,
+    )
+    logger = structlog.get_logger(component="handshake").bind(request=call.request, worker=assigned.worker)
+    subject = wiring.subjects.agent(node_of(assigned.worker))
+    try:
+        reply = decode_reply(await wiring.bus.request(subject, encode_message(command), wiring.settings.ack_timeout_s))
+    except NoReply as error:
+        logger.info("no reply", error=str(error))
+        # It may have taken the assignment all the same.
+        await tell(wiring, assigned.worker, Release(request=call.request, attempt=assigned.attempt))
+        return "no-reply"
+    except ValidationError as error:
+        logger.warning("unreadable reply", errors=error.error_count())
+        return "aborted"
+    match reply:
+        case Accepted():
+            return None
+        case Refused():
+            logger.info("refused", reason=reply.reason, detail=reply.detail)
+            return REDIRECT_REASON.get(reply.reason, "aborted")
+        case _:
+            logger.warning("an answer to something else", kind=reply.kind)
+            return "aborted"
+
+
+async def tell(wiring: Wiring, worker: WorkerId, command: Cancel | Release) -> None:
+    """Say it once to the agent of `worker`. If it is lost, it costs work and nothing else."""
+    try:
+        await wiring.bus.publish(wiring.subjects.agent(node_of(worker)), encode_message(command))
+    except Unavailable as error:
+        structlog.get_logger(component="handshake").info("not sent", command=command.kind, error=str(error))

@@ -1,0 +1,69 @@
+"""What a request says besides its body: its id, its SLO, its trace, its key. All bounded, none trusted."""
+
+import hmac
+import re
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.router import errors
+from services.router.openai import BadRequest
+from shared.runtime.clock import Ids
+
+HEADER_BYTES_MAX = 32 * 1024
+SLO_MS_MAX = 3_600_000
+
+_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class RequestHeaders:
+    """Bounds the headers, and settles the id a response carries: the client's own, if it sent a proper one."""
+
+    def __init__(self, app: ASGIApp, ids: Ids) -> None:
+        self._app = app
+        self._ids = ids
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        given = next((value for name, value in headers if name == b"x-request-id"), b"").decode("latin-1")
+        request_id = given if _REQUEST_ID.fullmatch(given) else str(self._ids.next())
+        scope.setdefault("state", {})["request_id"] = request_id
+        size = sum(len(name) + len(value) for name, value in headers)
+        if size > HEADER_BYTES_MAX:
+            message = f"the headers have {size} bytes; at most {HEADER_BYTES_MAX} are taken"
+            failure = errors.Failure(431, message, "headers_too_large")
+            await failure.response({"x-request-id": request_id})(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def authenticate(request: Request, keys: Sequence[bytes]) -> None:
+    """Errors: BadRequest (401). Without keys nobody is asked."""
+    if not keys:
+        return
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    given = key.strip().encode()
+    if scheme.lower() != "bearer" or not any(hmac.compare_digest(given, known) for known in keys):
+        raise BadRequest("a known API key is needed as bearer token", None, "invalid_api_key", status=401)
+
+
+def slo_us(request: Request) -> int | None:
+    """The TTFT that this client asks for. Errors: BadRequest names the limit."""
+    given = request.headers.get("x-vertumnus-ttft-slo-ms")
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdigit() and 1 <= int(given[:16]) <= SLO_MS_MAX):
+        message = f"x-vertumnus-ttft-slo-ms: whole milliseconds from 1 to {SLO_MS_MAX} are needed"
+        raise BadRequest(message, None, "invalid_header")
+    return int(given) * 1_000
+
+
+def traceparent(request: Request) -> str | None:
+    """The client's trace; one that is malformed is as good as none (W3C Trace Context, 3.2)."""
+    given = request.headers.get("traceparent", "")
+    return given if _TRACEPARENT.fullmatch(given) else None

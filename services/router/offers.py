@@ -1,0 +1,40 @@
+"""The pool as clients see it: which model, under which limits. Pure."""
+
+from typing import NamedTuple
+
+from services.router import placement
+from services.router.decider import State
+
+
+class Offer(NamedTuple):
+    """What the pool serves, as its nodes registered it. A prompt and its answer together have one token more than the
+    longest prompt, or fewer."""
+
+    model: str
+    block_tokens: int
+    prompt_tokens_max: int
+
+    @property
+    def context_tokens(self) -> int:
+        return self.prompt_tokens_max + 1
+
+
+def offered(state: State) -> Offer | None:
+    """What the pool serves, or last served if no node lives now; None before the first node."""
+    specs = [node.spec for node in state.pool.nodes.values() if node.spec is not None]
+    if not specs:
+        return None
+    spec = placement.serving(state.pool) or specs[0]
+    longest = max(each.prompt_tokens_max for each in specs if each.model == spec.model)
+    return Offer(spec.model, spec.block_tokens, longest)
+
+
+def schedulable_workers(state: State) -> int:
+    """How many workers may be given something new."""
+    return sum(state.pool.schedulable(worker) for worker in state.pool.workers.values())
+
+
+def mispriced_nodes(state: State) -> int:
+    """Living nodes whose own coefficients are not those that price them here."""
+    specs = [node.spec for node in state.pool.nodes.values() if node.alive and node.spec is not None]
+    return sum(spec.coefficients_version != state.coefficients.version for spec in specs)

@@ -1,0 +1,58 @@
+"""What everything that drives requests in this process shares."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.router.calls import Call
+from services.router.claims import Claims
+from services.router.decider import Moment, State
+from services.router.metrics import RouterMetrics
+from services.router.settings import RouterSettings
+from shared.contracts.envelope import Envelope, EventData
+from shared.contracts.events import RequestAssigned
+from shared.contracts.ids import RouterId, Source
+from shared.contracts.subjects import Subjects
+from shared.runtime.appending import Origin
+from shared.runtime.clock import Clock
+from shared.runtime.outbox import Outbox
+from shared.runtime.ports import Bus
+from shared.runtime.projection import Projection
+
+
+class Placed(NamedTuple):
+    """A recorded assignment."""
+
+    assigned: RequestAssigned
+    event: Envelope
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """One per process. `capacity_changed` returns when a worker may have become eligible."""
+
+    settings: RouterSettings
+    projection: Projection[State]
+    outbox: Outbox
+    bus: Bus
+    claims: Claims
+    subjects: Subjects
+    clock: Clock
+    router: RouterId
+    source: Source
+    metrics: RouterMetrics
+    capacity_changed: Callable[[], Awaitable[None]]
+
+    @property
+    def state(self) -> State:
+        return self.projection.state
+
+    def moment(self) -> Moment:
+        """Now, for a decision on `state`."""
+        return Moment(self.clock.now_ns(), self.projection.seen_seq)
+
+    def record(self, call: Call, facts: list[EventData]) -> list[Envelope]:
+        """Record what was decided about `call`. Errors: OutboxFull."""
+        if not facts:
+            return []
+        return self.outbox.record(facts, Origin(call.request, traceparent=call.order.traceparent))

@@ -1,0 +1,257 @@
+"""The HTTP surface over a router in memory: keys, statuses, streams that fail, and what headers become."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI
+from router_front import Agent, Front, continuation, front, serve_some
+from router_pool import write_model_dir
+
+from services.router import bodies
+from services.router.http import Parts, build_app
+from services.router.prompts import Prompts
+from services.router.refusals import Refusals
+from services.router.settings import RouterSettings
+from services.router.tokenizer import ModelText, TextThreads
+from shared.contracts.commands import Assign
+from shared.contracts.events import RequestAssigned, RequestCompleted, RequestReceived, RequestsRefused
+
+PROMPT = [11, 12, 13]
+BODY = {"model": "toy", "prompt": PROMPT, "max_tokens": 4}
+
+
+def app_of(router: Front, text: ModelText | None = None) -> tuple[FastAPI, Refusals]:
+    metrics = router.dispatcher._metrics
+    refusals = Refusals(router.outbox, router.clock, metrics)
+    prompts = Prompts(text, TextThreads(1), b"k" * 32, router.settings.output_tokens_max)
+    parts = Parts(router.settings, router.dispatcher, prompts, refusals, router.clock, router.ids)
+    return build_app(parts, APIRouter()), refusals
+
+
+@asynccontextmanager
+async def served(
+    tmp_path: Path, agent: Any = None, text: ModelText | None = None, **settings: Any
+) -> AsyncIterator[tuple[Front, httpx.AsyncClient]]:
+    async with front(tmp_path, **settings) as router:
+        await Agent(router, "n0", agent).start((4,), block_tokens=16)
+        app, refusals = app_of(router, text)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
+            yield router, client
+        refusals.stop()
+
+
+def events_of(stream: httpx.Response) -> list[Any]:
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    lines = [line.removeprefix("data: ") for line in stream.text.split("\n\n") if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+class TestKeys:
+    @pytest.mark.parametrize("header", [None, "Bearer wrong", "Basic s3cret", "Bearer", "s3cret"])
+    async def test_an_unknown_key_is_refused(self, tmp_path: Path, header: str | None) -> None:
+        file = tmp_path / "keys"
+        file.write_text("s3cret\nother\n")
+        async with served(tmp_path, api_key_file=file) as (router, client):
+            answer = await client.post(
+                "/v1/completions", json=BODY, headers={"authorization": header} if header else {}
+            )
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+            assert "s3cret" not in answer.text
+            assert not router.told(RequestReceived)
+            assert (await client.get("/v1/models")).status_code == 401
+
+    @pytest.mark.parametrize("header", ["Bearer s3cret", "bearer other"])
+    async def test_a_known_one_is_served(self, tmp_path: Path, header: str) -> None:
+        file = tmp_path / "keys"
+        file.write_text("s3cret\nother\n")
+        async with served(tmp_path, api_key_file=file) as (_, client):
+            answer = await client.post("/v1/completions", json=BODY, headers={"authorization": header})
+            assert answer.status_code == 200
+
+    def test_an_empty_file_is_no_open_door(self, tmp_path: Path) -> None:
+        (tmp_path / "keys").write_text("\n")
+        (tmp_path / "key").write_bytes(b"k" * 32)
+        settings = RouterSettings(block_key_file=tmp_path / "key", api_key_file=tmp_path / "keys")
+        with pytest.raises(ValueError, match="api_key_file"):
+            settings.api_keys()
+
+    def test_a_short_block_key(self, tmp_path: Path) -> None:
+        (tmp_path / "key").write_bytes(b"k" * 31)
+        with pytest.raises(ValueError, match="block_key_file: 31 bytes"):
+            RouterSettings(block_key_file=tmp_path / "key").block_key()
+
+
+class TestHeaders:
+    async def test_the_slo_and_the_trace_reach_the_record(self, tmp_path: Path) -> None:
+        trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+        assigns: list[Assign] = []
+
+        async def keep(agent: Agent, assign: Assign) -> None:
+            assigns.append(assign)
+            await serve_some(agent, assign, 4)
+
+        async with served(tmp_path, keep) as (router, client):
+            headers = {"x-vertumnus-ttft-slo-ms": "1500", "traceparent": trace}
+            answer = await client.post("/v1/completions", json=BODY, headers=headers)
+            assert answer.status_code == 200
+            [received] = router.told(RequestReceived)
+            assert received.slo_us == 1_500_000
+            assert assigns[0].traceparent == trace
+
+    async def test_malformed_ones_are_replaced(self, tmp_path: Path) -> None:
+        async with served(tmp_path) as (_, client):
+            headers = {"x-request-id": "no spaces allowed", "traceparent": "00-zz"}
+            answer = await client.post("/v1/completions", json=BODY, headers=headers)
+            assert answer.status_code == 200
+            assert len(answer.headers["x-request-id"]) == 36
+
+    async def test_the_decision_is_named(self, tmp_path: Path) -> None:
+        async with served(tmp_path) as (router, client):
+            answer = await client.post("/v1/completions", json=BODY)
+            [assigned] = router.told(RequestAssigned)
+            assert answer.headers["x-vertumnus-worker"] == assigned.worker
+            assert answer.json()["id"] == f"cmpl-{assigned.request}"
+
+
+class TestStreams:
+    async def test_chunks(self, tmp_path: Path) -> None:
+        async with served(tmp_path) as (_, client):
+            events = events_of(await client.post("/v1/completions", json={**BODY, "stream": True}))
+            assert events[-1] == "[DONE]"
+            text = "".join(each["choices"][0]["text"] for each in events[:-1])
+            assert text == "".join(f"<{token}> " for token in continuation(PROMPT, 4))
+            assert events[-2]["choices"][0]["finish_reason"] == "length"
+
+    async def test_a_failure_behind_the_first_token_is_the_last_event(self, tmp_path: Path) -> None:
+        async def break_off(agent: Agent, assign: Assign) -> None:
+            await serve_some(agent, assign, 2)
+            await agent.die()
+
+        async with served(tmp_path, break_off) as (_, client):
+            events = events_of(await client.post("/v1/completions", json={**BODY, "stream": True}))
+            assert events[-1]["error"]["code"] == "no_worker"
+            assert "[DONE]" not in events
+
+    async def test_a_stop_string_in_a_stream_is_a_completion(self, tmp_path: Path) -> None:
+        text = ModelText(write_model_dir(tmp_path / "model"))
+
+        async def words(agent: Agent, assign: Assign) -> None:
+            for index in range(50):
+                await agent.frame(assign, index, [1_000 + index])
+
+        async with served(tmp_path, words, text) as (router, client):
+            body = {"model": "toy", "prompt": "x", "max_tokens": 100, "stream": True, "stop": "5 w1006"}
+            events = events_of(await client.post("/v1/completions", json=body))
+            assert events[-1] == "[DONE]"
+            shown = "".join(each["choices"][0]["text"] for each in events[:-1])
+            assert shown == " w1000 w1001 w1002 w1003 w1004 w100"
+            assert events[-2]["choices"][0]["finish_reason"] == "stop"
+            await router.settled()
+            assert [each.finish for each in router.told(RequestCompleted)] == ["stop"]
+
+    async def test_a_chat_ends_at_the_models_stop_token_and_does_not_show_it(self, tmp_path: Path) -> None:
+        text = ModelText(write_model_dir(tmp_path / "model"))
+        [stop] = text.stop_tokens
+
+        async def say(agent: Agent, assign: Assign) -> None:
+            assert assign.stop_tokens == (stop,)
+            await agent.frame(assign, 0, text.encode("hi", 9).tolist())
+            await agent.frame(assign, 2, [stop], finish="stop")
+
+        async with served(tmp_path, say, text) as (_, client):
+            body = {"model": "toy", "messages": [{"role": "user", "content": "x"}]}
+            answer = (await client.post("/v1/chat/completions", json=body)).json()
+            assert answer["choices"][0]["message"]["content"] == "hi"
+            assert answer["choices"][0]["finish_reason"] == "stop"
+            assert answer["usage"]["completion_tokens"] == 3
+
+
+class TestStatuses:
+    async def test_no_worker(self, tmp_path: Path) -> None:
+        async def die(agent: Agent, assign: Assign) -> None:
+            await agent.die()
+
+        async with served(tmp_path, die) as (_, client):
+            answer = await client.post("/v1/completions", json=BODY)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_worker")
+            assert answer.json()["error"]["type"] == "server_error"
+            assert answer.headers["retry-after"] == "5"
+
+    async def test_no_first_token(self, tmp_path: Path) -> None:
+        async def hang(agent: Agent, assign: Assign) -> None:
+            await agent.claim(assign)
+
+        async with served(tmp_path, hang, first_token_slack_s=0.1) as (_, client):
+            answer = await client.post("/v1/completions", json=BODY)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+
+    async def test_too_many_at_once(self, tmp_path: Path) -> None:
+        async with served(tmp_path, open_requests_max=1) as (router, client):
+            slot = router.dispatcher.enter()
+            answer = await client.post("/v1/completions", json=BODY)
+            slot.release()
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert answer.headers["retry-after"] == "1"
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+
+    async def test_our_own_fault_shows_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with served(tmp_path) as (router, client):
+
+            async def fail(*_: object) -> None:
+                raise RuntimeError("secret detail")
+
+            monkeypatch.setattr(router.dispatcher, "submit", fail)
+            answer = await client.post("/v1/completions", json=BODY)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+            assert "secret" not in answer.text
+            assert router.dispatcher.open_requests == 0
+
+    async def test_before_the_first_node_there_is_no_model(self, tmp_path: Path) -> None:
+        async with front(tmp_path) as router:
+            app, _ = app_of(router)
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
+                assert (await client.get("/v1/models")).json() == {"object": "list", "data": []}
+                answer = await client.post("/v1/completions", json=BODY)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_worker")
+
+    async def test_a_body_that_does_not_arrive(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bodies, "READ_S_MAX", 0.05)
+
+        async def trickle() -> AsyncIterator[bytes]:
+            yield b"{"
+            await asyncio.sleep(1)
+
+        async with served(tmp_path) as (router, client):
+            answer = await client.post("/v1/completions", content=trickle())
+            assert (answer.status_code, answer.json()["error"]["code"]) == (408, "request_timeout")
+            assert router.dispatcher.open_requests == 0
+
+    async def test_bodies_together(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bodies, "TOGETHER_BODIES", 1)
+
+        async def slowly() -> AsyncIterator[bytes]:
+            yield b" " * 900
+            await asyncio.sleep(0.2)
+            yield json.dumps(BODY).encode()
+
+        async with served(tmp_path, body_bytes_max=1_024) as (_, client):
+            first = asyncio.ensure_future(client.post("/v1/completions", content=slowly()))
+            await asyncio.sleep(0.1)
+            second = await client.post("/v1/completions", content=b" " * 200)
+            assert (second.status_code, second.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert (await first).status_code == 200
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+
+    async def test_refusals_are_told(self, tmp_path: Path) -> None:
+        async with served(tmp_path) as (router, client):
+            for body in ({}, {}, {**BODY, "model": "other"}):
+                await client.post("/v1/completions", json=body)
+        assert {each.reason: each.count for each in router.told(RequestsRefused)} == {"invalid": 2, "unknown-model": 1}
