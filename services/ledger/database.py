@@ -21,23 +21,29 @@ class SchemaMissing(Exception):
     """The database has not been migrated."""
 
 
+REMEDY = "the database has no record's schema: run `python -m migrations upgrade`"
+
+
 async def connect(database_url: str) -> Any:
     """One connection. Errors: those in `AWAY`; SchemaMissing."""
-    connection = await asyncpg.connect(
-        driver_url(database_url),
-        timeout=CONNECT_LIMIT_S,
-        command_timeout=STATEMENT_LIMIT_S,
-        # A dead peer must not keep the lock of the active ledger: the server looks after 15 s of silence.
-        server_settings={
-            "role": ROLE,
-            "tcp_keepalives_idle": "5",
-            "tcp_keepalives_interval": "5",
-            "tcp_keepalives_count": "2",
-        },
-    )
+    try:
+        connection = await asyncpg.connect(
+            driver_url(database_url),
+            timeout=CONNECT_LIMIT_S,
+            command_timeout=STATEMENT_LIMIT_S,
+            # A dead peer must not keep the lock of the active ledger: the server looks after 15 s of silence.
+            server_settings={
+                "role": ROLE,
+                "tcp_keepalives_idle": "5",
+                "tcp_keepalives_interval": "5",
+                "tcp_keepalives_count": "2",
+            },
+        )
+    except asyncpg.InvalidParameterValueError as error:
+        raise SchemaMissing(f"{REMEDY} ({error})") from error
     if await connection.fetchval("SELECT to_regclass('unfolded')") is None:
         await connection.close()
-        raise SchemaMissing("the database has no record's schema: run `python -m migrations upgrade`")
+        raise SchemaMissing(REMEDY)
     return connection
 
 

@@ -1,8 +1,6 @@
 """What the ledger reads from its environment."""
 
-from pathlib import Path
-
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, FilePath, SecretStr, field_validator
 
 from shared.runtime.settings import ServiceSettings
 
@@ -14,7 +12,9 @@ class LedgerSettings(ServiceSettings):
     database_connections_max: int = Field(
         default=4, ge=1, le=100, description="for queries; the copy has one of its own"
     )
-    operator_key_file: Path | None = Field(default=None, description="queries need this key as a bearer token if set")
+    operator_key_file: FilePath | None = Field(
+        default=None, description="queries need this key as a bearer token if set"
+    )
 
     @field_validator("database_url")
     @classmethod
@@ -24,5 +24,5 @@ class LedgerSettings(ServiceSettings):
         return value
 
     def operator_key(self) -> str | None:
-        """The key in the file, None without one. Errors: OSError."""
+        """The key in the file, None without one."""
         return self.operator_key_file.read_text().strip() if self.operator_key_file else None

@@ -1,0 +1,115 @@
+"""How many events a second the ledger copies into Postgres, read models included: `python -m bench.ledger`.
+
+A real NATS, a real Postgres that syncs every commit, and one ledger process, on this (Linux) machine. The stream is filled
+first, so that the publisher takes nothing from the measurement: this is the rate at which a ledger catches up.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import asyncpg
+
+from bench.ledger_publisher import Publisher, pieces
+from bench.ledger_traffic import Traffic
+from cli.embedded.loopback import answers_ok, free_port
+from cli.embedded.nats import EmbeddedNats
+from cli.embedded.postgres import EmbeddedPostgres
+from cli.embedded.services import ServiceProcess
+from migrations.steps import upgrade
+from services.ledger.database import driver_url
+from shared.runtime.service import open_runtime
+from shared.runtime.settings import ServiceSettings
+
+READY_LIMIT_S = 60.0
+
+
+def main() -> None:
+    """Print one JSON object."""
+    parser = argparse.ArgumentParser(description="Events a second into the record.")
+    parser.add_argument("--requests", type=int, default=5_000, help="about 7.6 events each")
+    requests = parser.parse_args().requests
+    with tempfile.TemporaryDirectory(prefix="vertumnus-bench-") as name:
+        directory = Path(name)
+        directory.chmod(0o711)
+        with (
+            EmbeddedNats(directory / "nats", sync_always=False) as nats,
+            EmbeddedPostgres(directory / "postgres") as postgres,
+        ):
+            upgrade(postgres.url())
+            env = {"VERTUMNUS_NATS_URL": nats.url, "VERTUMNUS_DATABASE_URL": postgres.url()}
+            ledger = ServiceProcess(
+                "ledger", "services.ledger", env=env, port=free_port(), log=directory / "ledger.log"
+            )
+            try:
+                print(json.dumps(asyncio.run(measure(nats, postgres, ledger, requests)), indent=2))
+            finally:
+                ledger.stop(kill=True)
+
+
+async def measure(
+    nats: EmbeddedNats, postgres: EmbeddedPostgres, ledger: ServiceProcess, requests: int
+) -> dict[str, float]:
+    """Idle memory, then the rate between the first and the last commit of the backlog."""
+    start(ledger)
+    idle_mib = memory_mib(ledger)
+    ledger.stop()
+    events, size, last_seq = await fill(nats, requests)
+    connection = await asyncpg.connect(driver_url(postgres.url()))
+    ledger.start()
+    first_seq = first_s = 0.0
+    peak_mib = 0.0
+    while (copied := await connection.fetchval("SELECT max(stream_seq) FROM checkpoints")) < last_seq:
+        if copied and not first_seq:
+            first_seq, first_s = copied, time.perf_counter()
+        peak_mib = max(peak_mib, memory_mib(ledger))
+        await asyncio.sleep(0.02)
+    seconds = time.perf_counter() - first_s
+    cpu_s = processor_s(ledger)
+    await connection.close()
+    return {
+        "events": events,
+        "bytes_per_event": round(size / events),
+        "events_per_s": round((last_seq - first_seq) / seconds),
+        "ledger_cpu_us_per_event": round(cpu_s / events * 1e6),
+        "idle_rss_mib": round(idle_mib),
+        "peak_rss_mib": round(peak_mib),
+    }
+
+
+async def fill(nats: EmbeddedNats, requests: int) -> tuple[int, int, int]:
+    """Events published, their bytes, and the last sequence."""
+    async with open_runtime(ServiceSettings(nats_url=nats.url, log_level="error"), "bench") as runtime:
+        publisher, size = Publisher(runtime, "bench"), 0
+        for piece in pieces(Traffic(seed=1), requests):
+            entries = publisher.sealed(piece)
+            size += sum(len(entry.payload) for entry in entries)
+            await publisher.append(entries)
+        return publisher.events, size, publisher.last_seq
+
+
+def start(ledger: ServiceProcess) -> None:
+    ledger.start()
+    deadline = time.monotonic() + READY_LIMIT_S
+    while not answers_ok(ledger.port, "/readyz"):
+        assert time.monotonic() < deadline, ledger.log.read_text()
+        time.sleep(0.05)
+
+
+def memory_mib(ledger: ServiceProcess) -> float:
+    status = Path(f"/proc/{ledger.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+def processor_s(ledger: ServiceProcess) -> float:
+    """User and system time since the process began."""
+    fields = Path(f"/proc/{ledger.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main()
