@@ -133,12 +133,15 @@ async def open_log(link: NatsLink, subjects: Subjects, settings: ServiceSettings
         )
     try:
         info = await _create_or_find(link, _config(subjects, settings, ids.next()))
-        info = await _with_limits(link, info, settings)
+        identity = _identity_in(info, subjects)
+        await _set_limits(link, info, settings)
+    except nats.js.errors.ServiceUnavailableError as error:
+        raise Unavailable(f"stream {subjects.stream}: {error.description}") from error
     except nats.js.errors.APIError as error:
         raise ServerUnfit(f"NATS at {link.addresses}: stream {subjects.stream}: {error.description}") from error
     except nats.errors.Error as error:
         raise Unavailable(f"stream {subjects.stream}: {error}") from error
-    return NatsLog(link, subjects.stream, _identity_in(info, subjects), clock, ids)
+    return NatsLog(link, subjects.stream, identity, clock, ids)
 
 
 async def find_log(link: NatsLink, subjects: Subjects, clock: Clock, ids: Ids) -> NatsLog:
@@ -171,18 +174,22 @@ async def _create_or_find(link: NatsLink, wanted: StreamConfig) -> StreamInfo:
         return await js.stream_info(wanted.name)
 
 
-async def _with_limits(link: NatsLink, info: StreamInfo, settings: ServiceSettings) -> StreamInfo:
-    """The stream with the limits that the settings ask for now."""
-    limits = {
-        "max_age": float(settings.stream_age_max_s),
+async def _set_limits(link: NatsLink, info: StreamInfo, settings: ServiceSettings) -> None:
+    """Give the stream the limits that the settings ask for now."""
+    changed = {name: value for name, value in _limits(settings).items() if getattr(info.config, name) != value}
+    if changed:
+        await link.client.jetstream(timeout=ANSWER_LIMIT_S).update_stream(info.config.evolve(**changed))
+        structlog.get_logger(component="log").warning("stream limits changed", stream=info.config.name, **changed)
+
+
+def _limits(settings: ServiceSettings) -> dict[str, float]:
+    age_max_s = float(settings.stream_age_max_s)
+    return {
+        "max_age": age_max_s,
         "max_bytes": settings.stream_bytes_max,
         "num_replicas": settings.stream_replicas,
+        "duplicate_window": min(DUPLICATE_WINDOW_S, age_max_s),
     }
-    changed = {name: value for name, value in limits.items() if getattr(info.config, name) != value}
-    if not changed:
-        return info
-    structlog.get_logger(component="log").warning("stream limits changed", stream=info.config.name, **changed)
-    return await link.client.jetstream(timeout=ANSWER_LIMIT_S).update_stream(info.config.evolve(**changed))
 
 
 def _config(subjects: Subjects, settings: ServiceSettings, identity: UUID) -> StreamConfig:
@@ -192,15 +199,11 @@ def _config(subjects: Subjects, settings: ServiceSettings, identity: UUID) -> St
         retention=RetentionPolicy.LIMITS,
         storage=StorageType.FILE,
         discard=DiscardPolicy.OLD,
-        max_age=float(settings.stream_age_max_s),
-        max_bytes=settings.stream_bytes_max,
-        num_replicas=settings.stream_replicas,
-        duplicate_window=min(DUPLICATE_WINDOW_S, float(settings.stream_age_max_s)),
         allow_atomic=True,
         allow_direct=True,
         deny_delete=True,
         metadata={IDENTITY_KEY: str(identity)},
-    )
+    ).evolve(**_limits(settings))
 
 
 def _identity_in(info: StreamInfo, subjects: Subjects) -> str:
