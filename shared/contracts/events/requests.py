@@ -105,7 +105,8 @@ class RequestAssigned(EventData):
 
 @event("request-redirected", channel=Channel.REQUESTS, senders=("router",))
 class RequestRedirected(EventData):
-    """Attempt `attempt` at `worker` ended before a first token; its reservation is free. The next assignment says where to."""
+    """Attempt `attempt` at `worker` goes no further; its reservation is free. The next assignment says where to: for the
+    prompt, and behind a first token for the prompt and what was generated."""
 
     request: RequestId
     attempt: int
