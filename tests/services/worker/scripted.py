@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from services.worker.agent import NodeAgent
 from services.worker.decider import evolve, initial
 from services.worker.engine.modelled import ModelledEngine, ModelledNode
+from services.worker.job import Stage
 from services.worker.metrics import WorkerMetrics
 from services.worker.ports import NodePorts
 from services.worker.record import Recorder
@@ -261,12 +262,20 @@ async def running(world: World, composition: Composition | None = (1, 1, 2)) -> 
         assert (await world.adopt(1, composition)).kind == "accepted"
     try:
         yield agent
-        world.state.desk.check()
-        for engine in world.engines:
-            engine.check()
+        check(world, agent)
     finally:
         await kill(agent)
         await world.bus.close()
+
+
+def check(world: World, agent: NodeAgent) -> None:
+    """Every structure agrees with itself, and nothing is kept for a job that has left."""
+    world.state.desk.check()
+    for engine in world.engines:
+        engine.check()
+    if agent._life is not None:
+        queued = {job.key for job in world.state.desk if job.stage is Stage.QUEUED}
+        assert agent._life[0]._claims._fetches.keys() <= queued, "tokens of a job that is not queued"
 
 
 async def kill(agent: NodeAgent) -> None:

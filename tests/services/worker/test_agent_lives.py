@@ -14,7 +14,7 @@ from shared.contracts.events import (
     PrefillAborted,
     PrefillCompleted,
 )
-from tests.services.worker.scripted import NODE, SMALL, SUBJECTS, World, kill, prompt, running, worker
+from tests.services.worker.scripted import NODE, ROUTER, SMALL, SUBJECTS, World, kill, prompt, running, worker
 
 
 def lives(world: World) -> list[tuple[str, int]]:
@@ -42,6 +42,32 @@ async def test_a_dead_engine_is_said_at_once_to_the_log_and_to_every_router() ->
         for request in ("streams", "runs", "waits"):
             assert world.of(request)[-1].error == "engine-died"
         assert world.of("streams")[-1].index == sum(len(frame.tokens) for frame in world.of("streams"))
+
+
+async def test_routers_are_told_of_a_death_once_the_log_has_it() -> None:
+    """One that was told earlier would place the request on the dead node again."""
+    world = World()
+    on_the_log: list[bool] = []
+
+    async def told(_subject: str, _payload: bytes) -> None:
+        on_the_log.append(bool(world.events(NodeLost)))
+
+    async with running(world):
+        await world.ask(world.assignment("runs", prompt(500)))
+        await world.bus.subscribe(SUBJECTS.all_frames(ROUTER), told)
+        await world.engines[-1].close()
+        await world.clock.advance(0.0)
+        assert on_the_log == [True]
+
+
+async def test_routers_are_told_of_a_death_even_if_the_log_is_away() -> None:
+    world = World()
+    async with running(world) as agent:
+        await world.ask(world.assignment("runs", prompt(500)))
+        agent._ports.recorder.outbox._publisher.cancel()
+        await world.engines[-1].close()
+        await world.clock.advance(1.0)
+        assert world.of("runs")[-1].error == "engine-died"
 
 
 async def test_the_next_life_has_the_next_number_and_the_committed_composition() -> None:

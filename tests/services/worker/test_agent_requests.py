@@ -99,6 +99,19 @@ async def test_decode_follows_the_hand_off_and_ends_by_length() -> None:
         assert len(world.state.desk) == 0
 
 
+async def test_the_prompts_pins_end_with_its_hand_off() -> None:
+    world = World()
+    async with running(world):
+        await world.ask(world.assignment("a", prompt(100), max_new_tokens=1_000, decode=True))
+        await world.clock.advance(0.15)
+        pinned = [world.engines[-1]._pool.counts(rank)[2] for rank in range(4)]
+        assert (pinned, world.events(KvHandedOff)) == ([7, 0, 0, 0], [])
+        await world.clock.advance(0.15)
+        pinned = [world.engines[-1]._pool.counts(rank)[2] for rank in range(4)]
+        assert (pinned, len(world.events(KvHandedOff))) == ([0, 0, 0, 0], 1)
+        assert len(world.state.desk) == 1, "it decodes"
+
+
 async def test_a_stop_token_ends_the_stream_wherever_it_comes() -> None:
     world = World()
     async with running(world):
