@@ -12,7 +12,7 @@ tree, how many workers of each degree have a node, and two statistics per degree
 4.  A node without holders stays, for its demand may return, but only `HOLDERLESS_MAX` of them, oldest out first.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -38,12 +38,12 @@ INDEX = {degree: index for index, degree in enumerate(DEGREES)}
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One block. Lists are by degree (`INDEX`); `access` and `missed` are as of scan `stamp`, None if never demanded."""
+    """One block. Lists are by degree (`INDEX`); `access` and `missed` are as of scan `stamp`, None if there never was any."""
 
     block: BlockId
     parent: "Node | None"
     depth: int
-    children: "dict[BlockId, Node] | None" = None
+    children: int = 0
     replicas: list[int] = field(default_factory=lambda: [0] * len(DEGREES))
     access: list[float] | None = None
     missed: list[float] | None = None
@@ -74,7 +74,7 @@ class Candidates(NamedTuple):
     reclaimable: int
 
 
-NO_DEMAND = Demand((0.0,) * len(DEGREES), (0.0,) * len(DEGREES))
+NONE = (0.0,) * len(DEGREES)
 
 
 class Trie:
@@ -116,30 +116,38 @@ class Trie:
             self._holderless[block] = node
 
     def trim(self) -> None:
-        """Forget the oldest nodes without holders beyond the bound, with all below them, which have none either."""
+        """Forget the oldest nodes without holders beyond the bound. A child loses its last holder before its parent does, so
+        the oldest is a leaf."""
         while len(self._holderless) > HOLDERLESS_MAX:
-            self._forget(next(iter(self._holderless.values())))
+            block, node = self._holderless.popitem(last=False)
+            assert not node.children, f"{block.hex()}: lost its last holder before its children did"
+            if node.parent is not None:
+                node.parent.children -= 1
+            for index in (self.nodes, self._hot, self._recent):
+                index.pop(block, None)
 
     # --- demand
 
     def accessed(self, node: Node, degree: int) -> None:
         """A request reused the node at a degree-C worker."""
-        access, _ = self._settle(node)
-        access[INDEX[degree]] += 1.0
-        self._demanded(node)
+        self._settle(node)
+        if node.access is None:
+            node.access = list(NONE)
+        node.access[INDEX[degree]] = value = node.access[INDEX[degree]] + 1.0
+        self._demanded(node, value, value >= self._parameters.theta_reclaim)
 
     def missed(self, node: Node, degree: int, benefit_s: float) -> None:
         """A request would have saved `benefit_s` at degree C, where nobody has the node."""
-        _, missed = self._settle(node)
-        missed[INDEX[degree]] += benefit_s
-        self._demanded(node)
+        self._settle(node)
+        if node.missed is None:
+            node.missed = list(NONE)
+        node.missed[INDEX[degree]] = value = node.missed[INDEX[degree]] + benefit_s
+        self._demanded(node, value, value > self._parameters.theta_inter)
 
     def demand(self, node: Node) -> Demand:
         """Both statistics now."""
-        if node.access is None or node.missed is None:
-            return NO_DEMAND
         factor = power(self._parameters.decay, self.scan - node.stamp)
-        return Demand(_decayed(node.access, factor), _decayed(node.missed, factor))
+        return Demand(_decayed(node.access or NONE, factor), _decayed(node.missed or NONE, factor))
 
     # --- questions
 
@@ -172,17 +180,17 @@ class Trie:
     def candidates(self) -> Candidates:
         """Algorithm 2's lists now, in no order."""
         inter, intra, kept = [], [], 0
-        limits = self._parameters
+        limits, decay = self._parameters, self._parameters.decay
         for node in self._hot.values():
-            access, missed = self.demand(node)
-            for index, replicas in enumerate(node.replicas):
-                if replicas == 0:
-                    if missed[index] > limits.theta_inter:
-                        inter.append(Candidate(node, DEGREES[index], 0, missed[index]))
-                    continue
-                if access[index] > replicas * limits.theta_intra:
-                    intra.append(Candidate(node, DEGREES[index], replicas, access[index] / replicas))
-                kept += access[index] >= replicas * limits.theta_reclaim
+            factor = power(decay, self.scan - node.stamp)
+            demand = zip(DEGREES, node.replicas, node.access or NONE, node.missed or NONE, strict=True)
+            for degree, replicas, access, missed in demand:
+                if replicas:
+                    if access * factor > replicas * limits.theta_intra:
+                        intra.append(Candidate(node, degree, replicas, access * factor / replicas))
+                    kept += access * factor >= replicas * limits.theta_reclaim
+                elif missed * factor > limits.theta_inter:
+                    inter.append(Candidate(node, degree, 0, missed * factor))
         return Candidates(inter, intra, self._pairs - kept)
 
     def hottest(self, limit: int) -> list[tuple[Node, Demand]]:
@@ -196,55 +204,47 @@ class Trie:
         """A scan is over: statistics decay, and nodes cool."""
         self.scan += 1
         self._ceiling *= self._parameters.decay
-        self._hot = {block: node for block, node in self._hot.items() if self._is_hot(self.demand(node))}
+        self._hot = {block: node for block, node in self._hot.items() if self._is_hot(node)}
 
     def retune(self, parameters: Parameters) -> None:
         """Other thresholds or another decay hold from here on. The one walk over all nodes; operators are rare."""
         for node in self.nodes.values():
-            if node.access is not None:
-                self._settle(node)
+            self._settle(node)
         self._parameters = parameters
-        self._hot = {block: node for block, node in self.nodes.items() if self._is_hot(self.demand(node))}
+        self._hot = {block: node for block, node in self.nodes.items() if self._is_hot(node)}
 
     # --- inside
 
     def _plant(self, block: BlockId, parent: BlockId | None) -> Node:
         above = self.nodes[parent] if parent is not None else None
-        node = self.nodes[block] = Node(block, above, above.depth + 1 if above else 0)
+        node = self.nodes[block] = Node(block, above, above.depth + 1 if above else 0, stamp=self.scan)
         if above is not None:
-            if above.children is None:
-                above.children = {}
-            above.children[block] = node
+            above.children += 1
         return node
 
-    def _forget(self, node: Node) -> None:
-        if node.parent is not None and node.parent.children is not None:
-            del node.parent.children[node.block]
-        below = [node]
-        for each in below:
-            below.extend((each.children or {}).values())
-            for index in (self.nodes, self._hot, self._holderless, self._recent):
-                index.pop(each.block, None)
-
-    def _settle(self, node: Node) -> tuple[list[float], list[float]]:
+    def _settle(self, node: Node) -> None:
         """Bring the stored values to this scan, so that something can be added."""
-        access, missed = (list(values) for values in self.demand(node))
-        node.access, node.missed, node.stamp = access, missed, self.scan
-        return access, missed
+        if node.stamp == self.scan:
+            return
+        factor = power(self._parameters.decay, self.scan - node.stamp)
+        node.access = node.access and list(_decayed(node.access, factor))
+        node.missed = node.missed and list(_decayed(node.missed, factor))
+        node.stamp = self.scan
 
-    def _demanded(self, node: Node) -> None:
-        demand = self.demand(node)
-        self._ceiling = max(self._ceiling, *demand.access, *demand.missed)
-        if self._is_hot(demand):
+    def _demanded(self, node: Node, value: float, makes_hot: bool) -> None:
+        self._ceiling = max(self._ceiling, value)
+        if makes_hot:
             self._hot[node.block] = node
         self._recent[node.block] = node
         self._recent.move_to_end(node.block)
         if len(self._recent) > RECENT_MAX:
             self._recent.popitem(last=False)
 
-    def _is_hot(self, demand: Demand) -> bool:
-        limits = self._parameters
-        return max(demand.access) >= limits.theta_reclaim or max(demand.missed) > limits.theta_inter
+    def _is_hot(self, node: Node) -> bool:
+        factor = power(self._parameters.decay, self.scan - node.stamp)
+        if node.access is not None and max(node.access) * factor >= self._parameters.theta_reclaim:
+            return True
+        return node.missed is not None and max(node.missed) * factor > self._parameters.theta_inter
 
     # --- self-check
 
@@ -258,11 +258,12 @@ class Trie:
             assert (node.parent is None) == (node.depth == 0), f"{block.hex()}: its depth is {node.depth}"
             if node.parent is not None:
                 assert self.nodes.get(node.parent.block) is node.parent, f"{block.hex()}: its parent is forgotten"
-                assert (node.parent.children or {}).get(block) is node, f"{block.hex()}: its parent does not know it"
                 assert node.depth == node.parent.depth + 1, f"{block.hex()}: its depth is {node.depth}"
             assert (block in self._holderless) != any(copies), f"{block.hex()}: holderless or not?"
-            assert (block in self._hot) == self._is_hot(self.demand(node)), f"{block.hex()}: hot or not?"
+            assert (block in self._hot) == self._is_hot(node), f"{block.hex()}: hot or not?"
             assert max(map(max, self.demand(node))) <= self._ceiling * (1 + 1e-9), f"{block.hex()}: above the ceiling"
+        children = Counter(node.parent.block for node in self.nodes.values() if node.parent is not None)
+        assert all(node.children == children[block] for block, node in self.nodes.items()), "children are miscounted"
         for index in (self._hot, self._holderless, self._recent):
             assert all(self.nodes.get(block) is node for block, node in index.items()), "a forgotten node is indexed"
         assert holders.of_block.keys() <= self.nodes.keys(), "a held block has no node"

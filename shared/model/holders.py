@@ -43,7 +43,7 @@ class Watcher(Protocol):
         """The worker did not hold the block and does now; its parent was reported before."""
 
     def dropped(self, worker: WorkerId, block: BlockId) -> None:
-        """The worker no longer holds the block. Children may be reported after their parents here."""
+        """The worker no longer holds the block. Children are told before their parents."""
 
 
 @dataclass(slots=True)
@@ -230,7 +230,7 @@ def _remove(holders: Holders, worker: WorkerId, held: Held, blocks: Iterable[Blo
 
 
 def _clear(holders: Holders, worker: WorkerId, held: Held) -> None:
-    for block in held.parents:
+    for block in reversed(held.parents):
         _drop_holder(holders, worker, block)
     held.parents.clear()
 
