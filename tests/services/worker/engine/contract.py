@@ -354,6 +354,15 @@ class EngineContract:
         other = Sampling(temperature=1.5, top_p=0.95, seed=8)
         assert await node.serve(left, tokens, 10, other) != generated
 
+    @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.2, top_p=0.9, seed=3)])
+    async def test_a_request_goes_on_elsewhere_as_it_began(self, node: Node, sampling: Sampling) -> None:
+        """A node is lost after five tokens: prompt and tokens are prefilled on another worker."""
+        left, right = await node.adopt(2, 2)
+        tokens = prompt(30)
+        generated = await node.serve(left, tokens, 12, sampling)
+        moved = np.concatenate([tokens, np.array(generated[:5], dtype=np.uint32)])
+        assert await node.serve(right, moved, 7, sampling) == generated[5:]
+
     async def test_logprobs_name_the_chosen_token_first(self, node: Node) -> None:
         (group,) = await node.adopt(4)
         item = node.item(prompt(10), Sampling(logprobs=3))

@@ -57,9 +57,12 @@ def test_a_slot_that_was_written_again_is_stale(memories: tuple[KvMemory, KvMemo
 
 def test_a_slot_that_is_being_written_is_stale(memories: tuple[KvMemory, KvMemory]) -> None:
     writer, reader = memories
-    plan = plan_of([(0, SlotRef(1, 0, 5))])
-    writer.begin_write(plan)
-    with pytest.raises(StaleSlot):
-        reader.check(plan)
-    writer.finish_write(plan)
-    reader.check(plan)
+    before, after = plan_of([(0, SlotRef(1, 0, 5))]), plan_of([(0, SlotRef(1, 0, 6))])
+    write(writer, [(0, SlotRef(1, 0, 5))], torch.randn(2, 2, 4, 3, 4))
+    reader.check(before)
+    writer.begin_write(after)
+    for plan in (before, after):
+        with pytest.raises(StaleSlot):
+            reader.check(plan)
+    writer.finish_write(after)
+    reader.check(after)
