@@ -133,7 +133,7 @@ class Incarnation:
         try:
             await within(self.ports.clock, ACKNOWLEDGE_LIMIT_S, self.ports.recorder.outbox.stored(said[-1]))
         except TimeoutError:
-            self._logger.warning("the log does not acknowledge", event=said[-1].type)
+            self._logger.warning("the log does not acknowledge", waiting_for=said[-1].type)
 
     async def _tell(self, jobs: Collection[tuple[Job, int]], reason: AbortReason) -> None:
         """A router that cannot be reached learns it from the log, or from silence."""

@@ -66,7 +66,9 @@ async def test_routers_are_told_of_a_death_even_if_the_log_is_away() -> None:
         await world.ask(world.assignment("runs", prompt(500)))
         agent._ports.recorder.outbox._publisher.cancel()
         await world.engines[-1].close()
-        await world.clock.advance(1.0)
+        await world.clock.advance(0.4)
+        assert world.frames == []
+        await world.clock.advance(0.6)
         assert world.of("runs")[-1].error == "engine-died"
 
 
