@@ -1,5 +1,7 @@
 """Run one router: `python -m services.router`."""
 
+import sys
+
 from services.router import decider
 from services.router.dispatch import Dispatcher
 from services.router.http import Parts, build_app
@@ -7,7 +9,7 @@ from services.router.metrics import RouterMetrics
 from services.router.prompts import Prompts
 from services.router.refusals import Refusals
 from services.router.settings import RouterSettings
-from services.router.tokenizer import ModelText, TextThreads
+from services.router.tokenizer import BadModelDirectory, ModelText, TextThreads
 from shared.contracts.envelope import Channel
 from shared.runtime.outbox import Outbox
 from shared.runtime.projection import Projection
@@ -19,8 +21,7 @@ CHANNELS = (Channel.REQUESTS, Channel.WORKERS, Channel.CACHE, Channel.CONTROL, C
 
 async def main() -> None:
     settings = RouterSettings()
-    key = settings.block_key()
-    text = ModelText(settings.model_dir) if settings.model_dir else None
+    text = _text(settings)
     state = decider.initial(settings.cost_model())
     async with open_runtime(settings, "router") as runtime:
         filters = [runtime.subjects.channel(each) for each in CHANNELS]
@@ -34,15 +35,25 @@ async def main() -> None:
         refusals = Refusals(outbox, runtime.clock, metrics)
         await dispatcher.start()
         await refusals.start()
-        prompts = Prompts(text, TextThreads(settings.tokenizer_threads), key, settings.output_tokens_max)
+        prompts = Prompts(
+            text, TextThreads(settings.tokenizer_threads), settings.block_key(), settings.output_tokens_max
+        )
         parts = Parts(settings, dispatcher, prompts, refusals, runtime.clock, runtime.ids)
         app = build_app(parts, probes(dispatcher.not_ready, runtime.metrics))
 
         async def stop() -> None:
-            refusals.stop()
             await dispatcher.drain()
+            refusals.stop()
+            await outbox.stop()
 
         await serve(app, settings, [projection.failed(), outbox.failed(), dispatcher.failed()], stop)
+
+
+def _text(settings: RouterSettings) -> ModelText | None:
+    try:
+        return ModelText(settings.model_dir) if settings.model_dir else None
+    except BadModelDirectory as error:
+        sys.exit(f"VERTUMNUS_MODEL_DIR: {error}")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Literal
 
 import structlog
 
 from services.router import decider, offers
-from services.router.calls import Call, EndReason, NotReceived, Order, Slot, Unserved
+from services.router.calls import Call, NotReceived, Order, Slot, Unserved
 from services.router.claims import BufferFull, Claims
 from services.router.decider import Arrival, State
 from services.router.driver import Driver
@@ -15,6 +14,7 @@ from services.router.frames import Broken, Frames
 from services.router.metrics import RouterMetrics
 from services.router.settings import RouterSettings
 from services.router.wiring import Placed, Wiring
+from shared.contracts.codec import BadEvent
 from shared.contracts.commands import RouterAlive, encode_message
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
@@ -143,7 +143,7 @@ class Dispatcher:
         return await asyncio.shield(self._lost)
 
     async def drain(self) -> None:
-        """Take nothing new, let open requests end for up to `drain_s`, fail the rest, publish everything."""
+        """Take nothing new, let open requests end for up to `drain_s`, fail the rest."""
         self.draining = True
         try:
             async with asyncio.timeout(self._settings.drain_s):
@@ -160,7 +160,6 @@ class Dispatcher:
             await asyncio.wait(drivers)
         if self._heart is not None:
             self._heart.cancel()
-        await self._wiring.outbox.stop()
 
     def enter(self) -> Slot:
         """A place for one more request; give it to `submit`, or release it. Errors: NotReceived."""
@@ -189,6 +188,9 @@ class Dispatcher:
         except (BufferFull, OutboxFull) as full:
             self._drop(order.request)
             raise NotReceived("overloaded", str(full), decider.RETRY_AFTER_S) from full
+        except BadEvent as error:
+            self._drop(order.request)
+            raise NotReceived("too-long", f"the prompt has {len(order.chain)} blocks: {error}") from error
         match events[-1].data:
             case RequestAssigned() as assigned:
                 self._drive(call, Placed(assigned, events[-1]))
@@ -291,9 +293,6 @@ class Dispatcher:
 
 
 def _unserved(rejected: RequestRejected) -> Unserved:
-    details: dict[Literal["too-long", "overloaded", "slo", "rate-limited", "no-worker"], tuple[EndReason, str]] = {
-        "too-long": ("too-long", "the prompt fits on no worker"),
-        "no-worker": ("no-worker", "no worker can take the request now"),
-    }
-    reason, detail = details[rejected.reason]
-    return Unserved(reason, detail, rejected.retry_after_s)
+    if rejected.reason == "too-long":
+        return Unserved("too-long", "the prompt fits on no worker")
+    return Unserved("no-worker", "no worker can take the request now", rejected.retry_after_s)

@@ -73,4 +73,4 @@ def refusal_reason(error: BadRequest | NotReceived) -> RefusalReason:
     """What the refusal is counted as."""
     if isinstance(error, BadRequest):
         return _REFUSAL_OF_CODE.get(error.code, "invalid")
-    return error.reason if error.reason in ("shutdown", "no-worker") else "overloaded"
+    return error.reason if error.reason in ("shutdown", "no-worker", "too-long") else "overloaded"

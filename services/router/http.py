@@ -6,7 +6,7 @@ event. A client that leaves, at any point, cancels its request.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import orjson
 from fastapi import APIRouter, FastAPI, Request
@@ -30,7 +30,6 @@ from shared.contracts.ids import RequestId, TenantId
 from shared.runtime.clock import Clock, Ids
 
 TENANT = TenantId("default")
-T = TypeVar("T")
 
 
 class Parts(NamedTuple):
@@ -123,19 +122,22 @@ class Api:
             async with self._bodies.read(request) as body:
                 asked: Asked = parse(cls, body)
             order = await self._prompts.order(asked, self._offer_of(asked.model), context)
-            call = await _unless_gone(request, self._dispatcher.submit(order, slot))
+            call = await self._dispatcher.submit(order, slot)
         except BaseException:
             slot.release()
             raise
         parts = answers.read(call, self._prompts.stream(order), asked.stop)
+        watch = asyncio.create_task(_leave_with(request, call), name=f"client of {call.request}")
         try:
-            first = await _unless_gone(request, _next(parts))
+            first = await anext(parts)
             if not asked.stream:
-                rest = await _unless_gone(request, _all(parts))
-                return _json(self._shape(asked, call).whole([first, *rest], answers.usage(call)), request, _told(call))
+                every = [first, *[part async for part in parts]]
+                return _json(self._shape(asked, call).whole(every, answers.usage(call)), request, _told(call))
         except BaseException:
             call.leave()
             raise
+        finally:
+            watch.cancel()
         told = {**_told(call), "x-request-id": request.state.request_id, "cache-control": "no-cache"}
         chunks = _chunks(call, self._shape(asked, call), first, parts, include_usage=asked.include_usage)
         return AnswerStream(call, chunks, told)
@@ -234,30 +236,11 @@ def _body_schema(cls: type[ChatRequest] | type[CompletionRequest]) -> dict[str, 
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": cls.model_json_schema()}}}}
 
 
-async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """What `work` gives. Errors: ClientDisconnect as soon as the client hangs up; the work is cancelled then."""
-
-    async def hung_up() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working, hanging = asyncio.ensure_future(work), asyncio.create_task(hung_up())
-    try:
-        await asyncio.wait([working, hanging], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        hanging.cancel()
-        working.cancel()
-
-
-async def _next(parts: AsyncIterator[Part]) -> Part:
-    return await anext(parts)
-
-
-async def _all(parts: AsyncIterator[Part]) -> list[Part]:
-    return [part async for part in parts]
+async def _leave_with(request: Request, call: Call) -> None:
+    """Cancel the call when its client hangs up. The body has been read, so nothing else can arrive."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    call.leave()
 
 
 async def _chunks(

@@ -1,6 +1,8 @@
 """What the router reads from its environment. Limits are per process; every one of them bounds memory or time."""
 
-from pydantic import DirectoryPath, Field, FilePath
+from pathlib import Path
+
+from pydantic import DirectoryPath, Field, FilePath, field_validator
 
 from shared.model.cost import Coefficients, load_coefficients
 from shared.runtime.settings import ServiceSettings
@@ -33,23 +35,40 @@ class RouterSettings(ServiceSettings):
     idle_timeout_s: float = Field(default=30.0, gt=0, le=3_600, description="between two tokens")
     drain_s: float = Field(default=25.0, ge=0, le=25.0, description="open streams may take this long after SIGTERM")
 
+    @field_validator("coefficients")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        try:
+            load_coefficients(name)
+        except FileNotFoundError as error:
+            raise ValueError(str(error)) from None
+        return name
+
+    @field_validator("block_key_file")
+    @classmethod
+    def _long_enough(cls, path: Path) -> Path:
+        if (size := len(path.read_bytes())) < BLOCK_KEY_BYTES_MIN:
+            raise ValueError(f"{path} holds {size} bytes; at least {BLOCK_KEY_BYTES_MIN} are needed")
+        return path
+
+    @field_validator("api_key_file")
+    @classmethod
+    def _has_a_key(cls, path: Path | None) -> Path | None:
+        if path is not None and not path.read_bytes().strip():
+            raise ValueError(f"{path} holds no key")
+        return path
+
     def block_key(self) -> bytes:
-        """The deployment's key. ValueError if the file holds too little."""
-        key = self.block_key_file.read_bytes()
-        if len(key) < BLOCK_KEY_BYTES_MIN:
-            raise ValueError(f"block_key_file: {len(key)} bytes; at least {BLOCK_KEY_BYTES_MIN} are needed")
-        return key
+        """The deployment's key."""
+        return self.block_key_file.read_bytes()
 
     def cost_model(self) -> Coefficients:
-        """The set that decisions begin with. FileNotFoundError lists the known names."""
+        """The set that decisions begin with."""
         loaded = load_coefficients(self.coefficients)
         return loaded if self.speedup == 1.0 else loaded.scaled(1 / self.speedup)
 
     def api_keys(self) -> tuple[bytes, ...]:
-        """The keys that are taken; none if no file is set. ValueError for a file without a key."""
+        """The keys that are taken; none if no file is set."""
         if self.api_key_file is None:
             return ()
-        keys = tuple(line.strip() for line in self.api_key_file.read_bytes().splitlines() if line.strip())
-        if not keys:
-            raise ValueError("api_key_file: no key in it")
-        return keys
+        return tuple(line.strip() for line in self.api_key_file.read_bytes().splitlines() if line.strip())

@@ -282,4 +282,5 @@ async def front(tmp_path: Path, coefficients: Coefficients = FAST, **settings: A
         made.state.loads.check()
     finally:
         await made.dispatcher.drain()
+        await made.outbox.stop()
         await made.bus.close()

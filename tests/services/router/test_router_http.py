@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
+from pydantic import ValidationError
 from router_front import Agent, Front, continuation, front, serve_some
 from router_pool import write_model_dir
 
@@ -75,17 +76,23 @@ class TestKeys:
             answer = await client.post("/v1/completions", json=BODY, headers={"authorization": header})
             assert answer.status_code == 200
 
-    def test_an_empty_file_is_no_open_door(self, tmp_path: Path) -> None:
-        (tmp_path / "keys").write_text("\n")
-        (tmp_path / "key").write_bytes(b"k" * 32)
-        settings = RouterSettings(block_key_file=tmp_path / "key", api_key_file=tmp_path / "keys")
-        with pytest.raises(ValueError, match="api_key_file"):
-            settings.api_keys()
 
-    def test_a_short_block_key(self, tmp_path: Path) -> None:
-        (tmp_path / "key").write_bytes(b"k" * 31)
-        with pytest.raises(ValueError, match="block_key_file: 31 bytes"):
-            RouterSettings(block_key_file=tmp_path / "key").block_key()
+@pytest.mark.parametrize(
+    ("field", "content", "message"),
+    [
+        ("block_key_file", b"k" * 31, "31 bytes; at least 32"),
+        ("api_key_file", b"\n", "holds no key"),
+        ("coefficients", b"unknown", "is not one of"),
+    ],
+)
+def test_bad_settings_name_the_field(tmp_path: Path, field: str, content: bytes, message: str) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.write_bytes(b"k" * 32)
+    bad.write_bytes(content)
+    value = content.decode() if field == "coefficients" else bad
+    with pytest.raises(ValidationError, match=message) as refused:
+        RouterSettings(**{"block_key_file": good, field: value})
+    assert refused.value.errors()[0]["loc"] == (field,)
 
 
 class TestHeaders:
