@@ -1,5 +1,7 @@
 """Generated tokens on their way to the router that owns the request."""
 
+import structlog
+
 from shared.contracts.commands import Assign, TokenFrame, encode_message
 from shared.contracts.subjects import Subjects
 from shared.runtime.clock import Clock
@@ -17,6 +19,7 @@ class Frames:
         self._bus = bus
         self._subjects = subjects
         self._clock = clock
+        self._logger = structlog.get_logger(component="frames")
 
     async def send(self, assign: Assign, frame: TokenFrame) -> None:
         """Waits while the connection is away and its buffer full. Errors: Unavailable after ten seconds of that."""
@@ -30,5 +33,10 @@ class Frames:
         return await self._bus.publish(subject, payload)
 
     async def broke_off(self, assign: Assign, reason: str, index: int = 0) -> None:
-        """Tell the router at once what it would otherwise learn from the log, or from silence. Errors: Unavailable."""
-        await self.send(assign, TokenFrame(request=assign.request, attempt=assign.attempt, index=index, error=reason))
+        """Tell the router what it would otherwise learn from the log, or from silence, as one that is not reached does."""
+        try:
+            await self.send(
+                assign, TokenFrame(request=assign.request, attempt=assign.attempt, index=index, error=reason)
+            )
+        except Unavailable as error:
+            self._logger.warning("router not told", request=assign.request, reason=reason, error=str(error))

@@ -17,20 +17,18 @@ from services.worker import cache_events
 from services.worker.admission import refuse_assign
 from services.worker.claims import Claims
 from services.worker.decider import NO_GEOMETRY, Prefilled, State, abort_job, lose, register, serve
-from services.worker.engine.protocol import Engine, EngineDescription, EngineDied, EngineError
+from services.worker.engine.protocol import Engine, EngineDescription
 from services.worker.frames import Frames
 from services.worker.gate import Gate
 from services.worker.geometry import retired
 from services.worker.job import AbortReason, Job, JobKey, Stage
 from services.worker.ports import NodePorts
 from services.worker.steps import Effects, StepLoop
-from services.worker.streams import Stream
+from services.worker.streams import Streams
 from services.worker.waiting import within
 from shared.contracts.commands import Accepted, Assign, Cancel, Refused, Release, Released, Report
 from shared.contracts.envelope import Envelope
 from shared.contracts.ids import WorkerId
-from shared.model.cost import US_PER_S
-from shared.runtime.ports import Unavailable
 
 START_LIMIT_S = 300.0
 """Loading a large model from a slow disk; an engine has limits of its own below it."""
@@ -65,7 +63,7 @@ class Incarnation:
         self._frames = Frames(ports.bulk, ports.subjects, ports.clock)
         self._loops: dict[WorkerId, StepLoop] = {}
         self._loop_tasks: list[asyncio.Task[None]] = []
-        self._streams: dict[JobKey, tuple[Stream, asyncio.Task[None]]] = {}
+        self._streams = Streams(ports, engine, self._frames, self._died)
         self._others: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._logger = structlog.get_logger(component="incarnation", node=ports.node)
@@ -101,7 +99,7 @@ class Incarnation:
         self._logger.info("registered", incarnation=self.state.incarnation, epoch=geometry.epoch)
 
     async def _watch(self) -> None:
-        self.end(await self.engine.wait_died(), "engine-died")
+        self._died(await self.engine.wait_died())
 
     def end(self, reason: str, abort: AbortReason) -> None:
         """The first reason counts."""
@@ -111,11 +109,11 @@ class Incarnation:
     async def _bury(self, ending: Ending) -> None:
         tell = self._logger.info if ending.abort == "draining" else self._logger.warning
         tell("ended", incarnation=self.state.incarnation, reason=ending.reason)
-        told = [(job, self._index(job)) for job in self.state.desk]
+        told = [(job, self._streams.index(job)) for job in self.state.desk]
         aborted = sum(job.stage is not Stage.STREAMING for job, _ in told)
         said = self.ports.recorder.record(lose(self.state, ending.reason, ending.abort))
         self.ports.metrics.ended.labels(ending.abort).inc(aborted)
-        tasks = [*self._loop_tasks, *(task for _, task in self._streams.values()), *self._others]
+        tasks = [*self._loop_tasks, *self._streams.tasks(), *self._others]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -136,12 +134,8 @@ class Incarnation:
             self._logger.warning("the log does not acknowledge", waiting_for=said[-1].type)
 
     async def _tell(self, jobs: Collection[tuple[Job, int]], reason: AbortReason) -> None:
-        """A router that cannot be reached learns it from the log, or from silence."""
         for job, index in jobs:
-            try:
-                await self._frames.broke_off(job.assign, reason, index)
-            except Unavailable as error:
-                self._logger.warning("router not told", request=job.assign.request, error=str(error))
+            await self._frames.broke_off(job.assign, reason, index)
 
     async def finish(self, limit_s: float) -> None:
         """SIGTERM: be schedulable no more, give back what is queued, let what runs end for up to `limit_s`, then end."""
@@ -165,7 +159,7 @@ class Incarnation:
         """One for each worker. The old ones, if there were any, are parked and go."""
         for task in self._loop_tasks:
             task.cancel()
-        effects = Effects(self._stream, self._aborted, lambda reason: self.end(reason, "engine-died"))
+        effects = Effects(self._prefilled, self._aborted, self._died)
         self._loops = {
             worker: StepLoop(worker, group, self.ports, self.engine, self.gate, self._claims, effects)
             for worker, group in self.state.served.workers(self.ports.node).items()
@@ -251,55 +245,20 @@ class Incarnation:
                 job.stop = job.stop or reason
                 self.engine.cancel(job.key.engine_id)
             case Stage.STREAMING:
-                self._streams[job.key][1].cancel()
+                self._streams.stop(job)
             case Stage.ENDED:
                 pass
 
     # --- what steps lead to
+
+    def _died(self, reason: str) -> None:
+        self.end(reason, "engine-died")
+
+    def _prefilled(self, job: Job, prefilled: Prefilled) -> None:
+        self._streams.begin(job, prefilled, self._tasks)
 
     def _aborted(self, job: Job, reason: AbortReason) -> None:
         self._claims.drop(job)
         self.ports.metrics.ended.labels(reason).inc()
         if reason in UNASKED:
             self.spawn(self._tell([(job, 0)], reason), f"tell {job.key.engine_id}")
-
-    def _stream(self, job: Job, prefilled: Prefilled) -> None:
-        self._measure(job, prefilled)
-        if job.stop is not None:
-            # The cancellation came too late for the step: its blocks stay, its tokens go nowhere.
-            self._end_stream(job)
-            return
-        stream = Stream(job, self.engine, self._frames, self.ports.recorder, self.ports.clock)
-        task = self._tasks.create_task(self._run_stream(job, stream, prefilled), name=f"stream {job.key.engine_id}")
-        self._streams[job.key] = stream, task
-        # A callback, because a task that is cancelled before it began runs no `finally`.
-        task.add_done_callback(lambda _: self._end_stream(job))
-
-    async def _run_stream(self, job: Job, stream: Stream, prefilled: Prefilled) -> None:
-        try:
-            await stream.run(prefilled)
-        except EngineDied as error:
-            self.end(str(error), "engine-died")
-        except EngineError as error:
-            self._logger.error("stream failed", request=job.assign.request, error=str(error))
-            await self._tell([(job, stream.index)], "engine")
-        except Unavailable as error:
-            self._logger.error("router not reachable", request=job.assign.request, error=str(error))
-
-    def _end_stream(self, job: Job) -> None:
-        """Nothing of it stays pinned or in the decode memory."""
-        self._streams.pop(job.key, None)
-        self.engine.cancel(job.key.engine_id)
-        self.state.desk.end(job)
-
-    def _measure(self, job: Job, prefilled: Prefilled) -> None:
-        metrics, degree = self.ports.metrics, self.state.served.workers(self.ports.node)[job.worker].degree
-        metrics.ended.labels("completed").inc()
-        metrics.prefill_s.labels(degree).observe(prefilled.prefill_us / US_PER_S)
-        metrics.queue_s.observe(prefilled.queue_us / US_PER_S)
-        metrics.tokens.labels("computed").inc(prefilled.item.computed_tokens)
-        metrics.tokens.labels("cached").inc(prefilled.item.cached_tokens)
-
-    def _index(self, job: Job) -> int:
-        stream = self._streams.get(job.key)
-        return stream[0].index if stream else 0

@@ -21,7 +21,7 @@ from services.worker.engine.protocol import (
 from services.worker.gate import Gate
 from services.worker.job import AbortReason, Job, Stage
 from services.worker.ports import NodePorts
-from services.worker.streams import sampling_of
+from services.worker.stream import sampling_of
 from services.worker.waiting import within
 from shared.contracts.ids import WorkerId
 from shared.model.blocks import Tokens

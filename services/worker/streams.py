@@ -1,93 +1,77 @@
-"""What follows a prefill: the first token at once, then the hand-off of its KV and the tokens that decode makes."""
+"""Every job of one incarnation that is past its prefill, and how each of them leaves."""
 
-from typing import Literal
+import asyncio
+from collections.abc import Callable
 
-from services.worker.decider import Prefilled, hand_off
-from services.worker.engine.protocol import Engine, Sampling, Token
+import structlog
+
+from services.worker.decider import Prefilled
+from services.worker.engine.protocol import Engine, EngineDied, EngineError
 from services.worker.frames import Frames
-from services.worker.job import Job
-from services.worker.record import Recorder
-from shared.contracts.commands import Assign, TokenFrame, TokenLogprobs
-from shared.runtime.clock import Clock
-
-FRAME_GAP_NS = 5_000_000
-"""Tokens that follow each other faster travel together: 200 frames a second are smoother than anybody reads."""
+from services.worker.job import Job, JobKey
+from services.worker.ports import NodePorts
+from services.worker.stream import Stream
+from shared.model.cost import US_PER_S
+from shared.runtime.ports import Unavailable
 
 
-Finish = Literal["stop", "length"]
+class Streams:
+    """`died` is told when an engine turns out to be dead."""
 
-
-def sampling_of(assign: Assign) -> Sampling:
-    """The engine's form of the request's sampling fields."""
-    asked = assign.sampling
-    return Sampling(asked.temperature, asked.top_p, asked.seed, asked.logprobs)
-
-
-class Stream:
-    """One job's tokens. The first frame does not wait for the log: a frame is no decision, and TTFT counts."""
-
-    def __init__(self, job: Job, engine: Engine, frames: Frames, recorder: Recorder, clock: Clock) -> None:
-        self.index = 0
-        self._job = job
+    def __init__(self, ports: NodePorts, engine: Engine, frames: Frames, died: Callable[[str], None]) -> None:
+        self._ports = ports
         self._engine = engine
         self._frames = frames
-        self._recorder = recorder
-        self._clock = clock
-        self._waiting: list[Token] = []
-        self._sent_ns = 0
+        self._died = died
+        self._open: dict[JobKey, tuple[Stream, asyncio.Task[None]]] = {}
+        self._logger = structlog.get_logger(component="streams", node=ports.node)
 
-    async def run(self, prefilled: Prefilled) -> None:
-        """Every token up to a stop token, `max_new_tokens`, or the first alone if nothing decodes here.
-
-        Errors: EngineError, EngineDied; Unavailable if the router cannot be told.
-        """
-        job, assign, first = self._job, self._job.assign, prefilled.item.first_token
-        alone = assign.decode_worker is None or assign.max_new_tokens == 1
-        stopped = first.token in assign.stop_tokens
-        self._waiting.append(first)
-        await self._send(
-            finish="stop" if stopped else "length" if alone else None,
-            cached_tokens=prefilled.item.cached_tokens,
-            queue_us=prefilled.queue_us,
-            prefill_us=prefilled.prefill_us,
-        )
-        if alone or stopped:
+    def begin(self, job: Job, prefilled: Prefilled, tasks: asyncio.TaskGroup) -> None:
+        """Send what the prefill gave, and what decode gives after it."""
+        self._measure(job, prefilled)
+        if job.stop is not None:
+            # The cancellation came too late for the step: its blocks stay, its tokens go nowhere.
+            self._end(job)
             return
-        handed_off = await self._engine.hand_off(job.key.engine_id)
-        self._recorder.record(hand_off(job, handed_off), job)
-        self._engine.release(job.key.engine_id)
-        await self._decode(first.token)
+        stream = Stream(job, self._engine, self._frames, self._ports.recorder, self._ports.clock)
+        task = tasks.create_task(self._run(job, stream, prefilled), name=f"stream {job.key.engine_id}")
+        self._open[job.key] = stream, task
+        # A callback, because a task that is cancelled before it began runs no `finally`.
+        task.add_done_callback(lambda _: self._end(job))
 
-    async def _decode(self, first_token: int) -> None:
-        """The last frame says how it ended; decode may end earlier than asked, at the end of its memory."""
-        assign = self._job.assign
-        stop_tokens = frozenset(assign.stop_tokens)
-        last = first_token
-        tokens = self._engine.decode(
-            self._job.key.engine_id, first_token, assign.max_new_tokens - 1, stop_tokens, sampling_of(assign)
-        )
-        async for token in tokens:
-            last = token.token
-            self._waiting.append(token)
-            ends = last in stop_tokens or self.index + len(self._waiting) == assign.max_new_tokens
-            if not ends and self._clock.monotonic_ns() - self._sent_ns >= FRAME_GAP_NS:
-                await self._send()
-        await self._send(finish="stop" if last in stop_tokens else "length")
+    def stop(self, job: Job) -> None:
+        """Nobody wants the rest."""
+        self._open[job.key][1].cancel()
 
-    async def _send(self, finish: Finish | None = None, **measured: int) -> None:
-        """One frame with every token that waits."""
-        assign = self._job.assign
-        asked = bool(assign.sampling.logprobs)
-        frame = TokenFrame(
-            request=assign.request,
-            attempt=assign.attempt,
-            index=self.index,
-            tokens=tuple(each.token for each in self._waiting),
-            logprobs=tuple(TokenLogprobs(alternatives=each.logprobs) for each in self._waiting) if asked else (),
-            finish=finish,
-            **measured,
-        )
-        self._waiting.clear()
-        self._sent_ns = self._clock.monotonic_ns()
-        await self._frames.send(assign, frame)
-        self.index += len(frame.tokens)
+    def index(self, job: Job) -> int:
+        """How many of the job's tokens were sent."""
+        found = self._open.get(job.key)
+        return found[0].index if found else 0
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        return [task for _, task in self._open.values()]
+
+    async def _run(self, job: Job, stream: Stream, prefilled: Prefilled) -> None:
+        try:
+            await stream.run(prefilled)
+        except EngineDied as error:
+            self._died(str(error))
+        except EngineError as error:
+            self._logger.error("stream failed", request=job.assign.request, error=str(error))
+            await self._frames.broke_off(job.assign, "engine", stream.index)
+        except Unavailable as error:
+            self._logger.error("router not reachable", request=job.assign.request, error=str(error))
+
+    def _end(self, job: Job) -> None:
+        """Nothing of it stays pinned or in the decode memory."""
+        self._open.pop(job.key, None)
+        self._engine.cancel(job.key.engine_id)
+        self._ports.state.desk.end(job)
+
+    def _measure(self, job: Job, prefilled: Prefilled) -> None:
+        metrics, served = self._ports.metrics, self._ports.state.served.workers(self._ports.node)
+        metrics.ended.labels("completed").inc()
+        metrics.prefill_s.labels(served[job.worker].degree).observe(prefilled.prefill_us / US_PER_S)
+        metrics.queue_s.observe(prefilled.queue_us / US_PER_S)
+        metrics.tokens.labels("computed").inc(prefilled.item.computed_tokens)
+        metrics.tokens.labels("cached").inc(prefilled.item.cached_tokens)

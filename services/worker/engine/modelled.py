@@ -9,10 +9,10 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import NamedTuple
 
 from services.worker.engine.kv_pool import KvPool
+from services.worker.engine.modelled_text import Said
 from services.worker.engine.protocol import (
     Busy,
     Cancelled,
@@ -43,9 +43,6 @@ DECODE_TICK_S = 0.01
 """Decode sleeps at least this long and then yields every token that is due: a timer per token and sequence would keep a
 processor busy when modelled time runs fast."""
 
-FIRST_TOKEN_ID = 1_000
-"""Generated ids lie in [1000, vocabulary): tokenizers keep their special tokens outside."""
-
 NOISE_MIN = 0.1
 """A step takes at least this share of its modelled time, however the noise falls."""
 
@@ -72,36 +69,11 @@ class ModelledNode:
     straggler: float = 1.0
 
 
-class _Context:
-    """Everything said so far in one request, as a running hash."""
-
-    def __init__(self, said: bytes) -> None:
-        self._said = blake2b(said, digest_size=8)
-
-    def copy(self) -> "_Context":
-        copied = _Context(b"")
-        copied._said = self._said.copy()
-        return copied
-
-    def next(self, sampling: Sampling, vocabulary: int) -> Token:
-        """Choose the next token; say it to make the choice after it another one."""
-        chosen = self._said.copy()
-        chosen.update(sampling.seed.to_bytes(8, "little", signed=True) if sampling.temperature > 0 else b"greedy")
-        first = int.from_bytes(chosen.digest(), "little")
-        ids = [FIRST_TOKEN_ID + (first + rank) % (vocabulary - FIRST_TOKEN_ID) for rank in range(sampling.logprobs + 1)]
-        if not sampling.logprobs:
-            return Token(ids[0])
-        return Token(ids[0], tuple((token, -0.5 - rank) for rank, token in enumerate(ids)))
-
-    def say(self, token: int) -> None:
-        self._said.update(token.to_bytes(4, "little"))
-
-
 class _Prefilled(NamedTuple):
     """What a finished prefill leaves for the decode side."""
 
     prompt_tokens: int
-    context: _Context
+    context: Said
 
 
 class ModelledEngine:
@@ -119,7 +91,7 @@ class ModelledEngine:
         self._dead = asyncio.Event()
         self._running: dict[Group, tuple[PrefillStep, asyncio.Event]] = {}
         self._prefilled: dict[RequestId, _Prefilled] = {}
-        self._handed_off: dict[RequestId, _Context] = {}
+        self._handed_off: dict[RequestId, Said] = {}
 
     async def start(self) -> None:
         self._started = True
@@ -281,7 +253,7 @@ class ModelledEngine:
         return seconds * noise * self._node.straggler / self._node.speedup
 
     def _finish(self, item: PrefillItem, cached_tokens: int) -> ItemResult:
-        context = _Context(item.tokens.astype("<u4", copy=False).tobytes())
+        context = Said(item.tokens.astype("<u4", copy=False).tobytes())
         self._prefilled[item.request] = _Prefilled(len(item.tokens), context)
         return ItemResult(
             request=item.request,

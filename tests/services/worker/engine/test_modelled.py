@@ -158,3 +158,11 @@ async def test_generated_ids_stay_inside_the_vocabulary_and_out_of_the_special_o
     for number in range(50):
         step = await seconds(engine, clock, Group(0, 4), item(f"r{number}", prompt(30, seed=number)))
         assert 1_000 <= step.items[0].first_token.token < 1_200
+
+
+async def test_any_seed_will_do() -> None:
+    engine, clock = await at_work(FAST, (4,))
+    for number, seed in enumerate((-1, 0, 2**63, 10**30)):
+        asked = replace(item(f"r{number}", prompt(30)), sampling=Sampling(temperature=1.0, seed=seed))
+        step = await seconds(engine, clock, Group(0, 4), asked)
+        assert 1_000 <= step.items[0].first_token.token < FAST.vocabulary
