@@ -27,7 +27,7 @@ from shared.model.cost import US_PER_S
 from shared.runtime.appending import NO_ORIGIN, Origin
 from shared.runtime.clock import Clock
 from shared.runtime.leadership import Decide, Leadership, NotLeading
-from shared.runtime.ports import Bus, NoReply, Unavailable
+from shared.runtime.ports import APPEND_ENTRIES_MAX, Bus, NoReply, Unavailable
 
 TICK_S = 0.25
 
@@ -147,7 +147,7 @@ class Controller:
                 *decider.close_window(self.state, self._clock.now_ns()),
                 *decider.lose_nodes(self.state, {node: ns // 1_000 for node, ns in silent_nodes.items()}),
                 *decider.lose_routers(self.state, silent_routers.keys()),
-            ]
+            ][:APPEND_ENTRIES_MAX]  # what is left is decided at the next tick
         )
         for each in epochs.wanted(self.state, self._first_epochs.configured, self._refused):
             self._consider(each, now_ns, tasks)

@@ -186,3 +186,11 @@ async def test_what_is_no_heartbeat_is_counted() -> None:
     await pool.bus.publish(f"{SUBJECTS.root}.alive.r1", b"[]")
     await pool.clock.advance(0)
     assert pool.metric("vertumnus_unreadable_heartbeats_total") == 2
+
+
+async def test_more_losses_than_one_append_holds_take_two() -> None:
+    pool = Pool()
+    await pool.start()
+    pool.agent.record([registered(f"m{number}") for number in range(150)])
+    await pool.live(8)
+    assert len(pool.all(NodeDeclaredLost)) == 150
