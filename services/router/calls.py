@@ -128,6 +128,10 @@ class Call:
         self._changed.set()
         return self._unread_tokens <= UNREAD_TOKENS_MAX
 
+    @property
+    def is_closed(self) -> bool:
+        return self.finish is not None or self.failure is not None
+
     def close(self, end: Finish | Unserved) -> None:
         """No piece follows."""
         if isinstance(end, Unserved):

@@ -107,11 +107,7 @@ class Dispatcher:
             capacity_changed=self._capacity_changed,
         )
         metrics.watch("open_requests", "Requests between admission and end", lambda: self._admitted)
-        metrics.watch(
-            "mispriced_nodes",
-            "Living nodes registered with other coefficients",
-            lambda: offers.mispriced_nodes(self.state),
-        )
+        metrics.watch("mispriced_nodes", "Nodes with other coefficients", lambda: offers.mispriced_nodes(self.state))
         metrics.watch("held_prompt_bytes", "Prompts held for agents to claim", lambda: self._claims.held_bytes)
 
     @property
@@ -206,7 +202,7 @@ class Dispatcher:
         self._calls[call.request] = call
         driver = Driver(self._wiring, call, first)
         call.driver = asyncio.create_task(driver.run(), name=f"request {call.request}")
-        call.driver.add_done_callback(lambda _: self._forget(call))
+        call.driver.add_done_callback(lambda driver: self._forget(call, driver))
 
     def _arrival(self, order: Order) -> Arrival:
         slo_us = order.slo_us if order.slo_us is not None else self.state.coefficients.slo_us(order.prompt_tokens)
@@ -241,7 +237,10 @@ class Dispatcher:
         self._metrics.decision_s.observe((self._wiring.clock.monotonic_ns() - began_ns) / 1e9)
         return facts
 
-    def _forget(self, call: Call) -> None:
+    def _forget(self, call: Call, driver: "asyncio.Task[None]") -> None:
+        if not call.is_closed:
+            self._logger.error("request without an end", request=call.request, error=repr(driver.exception()))
+            call.close(Unserved("internal", "an internal error; the log has the details"))
         call.slot.release()
         self._calls.pop(call.request, None)
         self._drop(call.request)

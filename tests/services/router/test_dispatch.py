@@ -23,6 +23,7 @@ from shared.contracts.events import (
     RouterRegistered,
 )
 from shared.contracts.ids import NodeId, RequestId, RouterId
+from shared.runtime.outbox import OutboxFull
 from tests.support.replica import eventually
 
 PROMPT = [11, 12, 13, 14]
@@ -288,6 +289,23 @@ async def test_a_stop_string_cancels_the_rest(tmp_path: Path) -> None:
         assert agent.cancelled == [call.request]
         [done] = router.told(RequestCompleted)
         assert (done.finish, done.output_tokens) == ("stop", 3)
+
+
+async def test_a_reader_does_not_hang_when_no_end_can_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with front(tmp_path) as router:
+        await Agent(router, "n0").start((4,))
+        call = await router.submit(PROMPT)
+
+        def full(*_: object) -> None:
+            raise OutboxFull("full")
+
+        monkeypatch.setattr(router.outbox, "record", full)
+        with pytest.raises(Unserved) as failure:
+            await tokens_of(call)
+        assert failure.value.reason == "internal"
+        assert router.dispatcher.open_requests == 0
 
 
 class TestNoWorker:

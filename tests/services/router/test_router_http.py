@@ -136,6 +136,14 @@ class TestStreams:
             assert text == "".join(f"<{token}> " for token in continuation(PROMPT, 4))
             assert events[-2]["choices"][0]["finish_reason"] == "length"
 
+    async def test_token_ids_on_request(self, tmp_path: Path) -> None:
+        async with served(tmp_path) as (_, client):
+            body = {**BODY, "return_token_ids": True}
+            whole = (await client.post("/v1/completions", json=body)).json()
+            assert whole["choices"][0]["token_ids"] == continuation(PROMPT, 4)
+            chunks = events_of(await client.post("/v1/completions", json={**body, "stream": True}))[:-1]
+            assert [id_ for each in chunks for id_ in each["choices"][0]["token_ids"]] == continuation(PROMPT, 4)
+
     async def test_a_failure_behind_the_first_token_is_the_last_event(self, tmp_path: Path) -> None:
         async def break_off(agent: Agent, assign: Assign) -> None:
             await serve_some(agent, assign, 2)
