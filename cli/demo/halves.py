@@ -30,6 +30,8 @@ class Half(NamedTuple):
     shrink: float
     prompt_tokens_max: int
     output_tokens_max: int
+    concurrency: int
+    """Open requests at most. A machine slower than the trace makes requests late, not lost."""
     coefficients: Coefficients
     speedup: float = 1.0
 
@@ -59,6 +61,7 @@ def real(model_dir: Path) -> Half:
         shrink=16 / BLOCK_TOKENS,
         prompt_tokens_max=512,
         output_tokens_max=8,
+        concurrency=4,
         coefficients=load_coefficients("smollm2_135m_cpu"),
     )
 
@@ -85,6 +88,7 @@ def scale() -> Half:
         shrink=1.0,
         prompt_tokens_max=120_000,
         output_tokens_max=2,
+        concurrency=1_024,
         coefficients=load_coefficients("qwen3_30b_a3b_h20"),
         speedup=speedup,
     )

@@ -72,7 +72,8 @@ def run(half: Half, rows: list[Row], running: RunningSystem, console: Console) -
 async def _serve(
     half: Half, rows: list[Row], running: RunningSystem, ended: Callable[[Row, Outcome], None]
 ) -> tuple[Report, Audit]:
-    target = Target(running.api_url, await first_model(running.api_url), objective=half, token_ids=True)
+    model = await first_model(running.api_url)
+    target = Target(running.api_url, model, concurrency=half.concurrency, objective=half, token_ids=True)
     report = await send(rows, target, SystemClock(), ended)
     return report, await _settled_audit(running.database_url, len(rows))
 

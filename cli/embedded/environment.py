@@ -13,6 +13,9 @@ from pathlib import Path
 from cli.embedded.data_dir import DataDir
 from shared.model.lattice import Composition
 
+COEFFICIENTS = {"torch": "smollm2_135m_cpu", "modelled": "qwen3_30b_a3b_h20"}
+"""The cost model of each engine here, unless the user names another (VERTUMNUS_COEFFICIENTS)."""
+
 
 @dataclass(frozen=True, slots=True)
 class SystemChoices:
@@ -50,4 +53,5 @@ def service_environment(name: str, choices: SystemChoices, servers: Servers, hom
         "worker": {"VERTUMNUS_ENGINE": choices.engine, "VERTUMNUS_PREFILL_RANKS": str(sum(choices.composition))},
     }
     more = {f"VERTUMNUS_{key.upper()}": value for key, value in choices.settings.get(name, {}).items()}
-    return {**os.environ, **common, **own.get(name, {}), **more}
+    defaults = {"VERTUMNUS_COEFFICIENTS": COEFFICIENTS[choices.engine]}
+    return {**defaults, **os.environ, **common, **own.get(name, {}), **more}
