@@ -118,7 +118,7 @@ class Examiner:
         self._check_source(row, told)
         if told.event is not None:
             self._requests.fold(told.event, bool(self._breaks))
-            self._epochs.fold(told.event)
+            self._epochs.fold(told.event, bool(self._breaks))
 
     def end(self) -> None:
         """The rows of the log are over."""

@@ -94,8 +94,8 @@ class EpochLives:
         self._committed.clear()
         self._planned.clear()
 
-    def fold(self, event: Envelope) -> None:
-        """The next event."""
+    def fold(self, event: Envelope, incomplete: bool) -> None:
+        """The next event. `incomplete`: events are missing before it, perhaps the plan of what is aborted."""
         match event.data:
             case ReconfigurationPlanned() as data:
                 if data.node in self._planned:
@@ -110,7 +110,7 @@ class EpochLives:
                 self._committed[data.node] = data.epoch
                 self._planned.pop(data.node, None)
             case EpochAborted() as data:
-                if self._planned.pop(data.node, None) != data.epoch:
+                if self._planned.pop(data.node, None) != data.epoch and not incomplete:
                     self._violated(f"node {data.node}: epoch {data.epoch} aborted without being planned")
             case _:
                 pass

@@ -90,10 +90,13 @@ class LedgerRig:
         return -1 if copied is None else copied
 
     async def until_copied(self, seq: int, log_number: int = 1) -> None:
-        """AssertionError if the record has not got as far in time."""
-        deadline = time.monotonic() + WAIT_S
-        while (reached := await self.copied_seq(log_number)) < seq:
+        """AssertionError if the copy stands still for `WAIT_S` before it has got as far."""
+        reached, deadline = -1, time.monotonic() + WAIT_S
+        while reached < seq:
             assert time.monotonic() < deadline, f"log {log_number} is copied to {reached}, not to {seq}"
+            before, reached = reached, await self.copied_seq(log_number)
+            if reached > before:
+                deadline = time.monotonic() + WAIT_S
             await asyncio.sleep(0.05)
 
     async def audited(self, *, settled: bool = True) -> Audit:

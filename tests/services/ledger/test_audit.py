@@ -38,7 +38,7 @@ def violations(facts: Iterable[EventData], incomplete: bool = False) -> list[str
     told.tell(*facts)
     for each in told.events:
         requests.fold(each.event, incomplete)
-        epochs.fold(each.event)
+        epochs.fold(each.event, incomplete)
     return found
 
 
