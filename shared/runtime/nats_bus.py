@@ -32,10 +32,13 @@ class NatsBus:
 
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
         try:
-            reply = await self._link.client.request(subject, payload, timeout=timeout_s)
+            async with asyncio.timeout(timeout_s):
+                # Not into the client's buffer: a command must not arrive long after its sender has given it up.
+                await self._link.connected()
+                reply = await self._link.client.request(subject, payload, timeout=timeout_s)
         except nats.errors.NoRespondersError:
             raise NoReply(f"nobody listens on {subject}") from None
-        except nats.errors.TimeoutError:
+        except TimeoutError:
             raise NoReply(f"no answer on {subject} within {timeout_s:g} s") from None
         except nats.errors.MaxPayloadError:
             raise self._too_large(subject, payload) from None

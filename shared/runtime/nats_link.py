@@ -40,6 +40,7 @@ class NatsLink:
         self._watchers: list[_Watcher] = []
         self._calls: set[asyncio.Timeout] = set()
         self._quiet_until: dict[str, float] = {}
+        self._connected = asyncio.Event()
         self._closed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._closing = False
         self._refused: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -73,6 +74,10 @@ class NatsLink:
         except (nats.errors.Error, TimeoutError) as error:
             reason = str(error) or ("no answer" if self.client.is_connected else "the connection broke")
             raise Unavailable(f"{what}: {reason}") from error
+
+    async def connected(self) -> None:
+        """Returns when the server is there."""
+        await self._connected.wait()
 
     async def closed(self) -> Exception:
         return await asyncio.shield(self._closed)
@@ -111,6 +116,7 @@ class NatsLink:
             connecting.result()
         except (nats.errors.Error, OSError) as error:
             raise Unavailable(f"cannot connect to NATS at {self.addresses} ({error})") from error
+        self._connected.set()
 
     async def close(self) -> None:
         """Deliver what is on its way, for up to 2 s, and hang up."""
@@ -134,6 +140,7 @@ class NatsLink:
             self._logger.warning("nats error", error=str(error), kind=kind)
 
     async def _disconnected(self) -> None:
+        self._connected.clear()
         if not self._closing:
             self._logger.warning("nats disconnected")
         for limit in self._calls:
@@ -143,6 +150,7 @@ class NatsLink:
             watcher.disconnected()
 
     async def _reconnected(self) -> None:
+        self._connected.set()
         self._logger.info("nats reconnected")
         for watcher in tuple(self._watchers):
             watcher.reconnected()

@@ -22,7 +22,6 @@ import orjson
 import structlog
 from nats.js.api import DiscardPolicy, Header, RetentionPolicy, StorageType, StreamConfig, StreamInfo
 
-from shared.contracts.codec import EVENT_BYTES_MAX
 from shared.contracts.subjects import TYPE_HEADER, Subjects
 from shared.runtime.clock import Clock, Ids
 from shared.runtime.nats_link import NatsLink
@@ -35,7 +34,6 @@ ANSWER_LIMIT_S = 3.0
 """For one call to the server. A leader's election in a cluster takes about 6 s: two or three repeats."""
 
 DUPLICATE_WINDOW_S = 120.0
-HEADER_BYTES_MAX = 4_096
 IDENTITY_KEY = "vertumnus-log"
 
 EXPECTED_HEADER = str(Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value)
@@ -122,15 +120,10 @@ class NatsLog:
 
 
 async def open_log(link: NatsLink, subjects: Subjects, settings: ServiceSettings, clock: Clock, ids: Ids) -> NatsLog:
-    """The pool's log, created if this is the first service of the pool.
+    """The pool's log, created if this is the first service of the pool, on a server that `require_nats` has let through.
 
     Errors: ServerUnfit if the server or an existing stream cannot keep the log's promises; Unavailable.
     """
-    if link.client.max_payload < EVENT_BYTES_MAX + HEADER_BYTES_MAX:
-        raise ServerUnfit(
-            f"NATS at {link.addresses}: max_payload is {link.client.max_payload} bytes; "
-            f"events need {EVENT_BYTES_MAX + HEADER_BYTES_MAX}"
-        )
     try:
         info = await _create_or_find(link, _config(subjects, settings, ids.next()))
         identity = _identity_in(info, subjects)

@@ -90,10 +90,11 @@ class Bus(Protocol):
     """Unlogged messages: at most once, no order between subjects."""
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        """Hand over to the client's buffer. Errors: Unavailable when the buffer is full."""
+        """Hand over to the client's buffer. Errors: Unavailable when the buffer is full; ValueError over a message that is
+        larger than the server takes."""
 
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
-        """The one reply. Errors: NoReply."""
+        """The one reply. Nothing is sent while the server is away. Errors: NoReply; ValueError as for `publish`."""
 
     async def subscribe(self, subject: str, handler: Handler) -> None:
         """Run `handler` for each message, one task per message and at most `HANDLERS_MAX` at a time, until the bus closes.

@@ -16,14 +16,15 @@ import nats.js.errors
 from nats.aio.client import Client
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
+from shared.contracts.codec import EVENT_BYTES_MAX
 from shared.runtime.clock import Clock
 from shared.runtime.ports import Unavailable
 
 API_LEVEL_MIN = 4
 """JetStream API level of NATS 2.14; measured: 2.9 and 2.10 report none, 2.11 reports 1, 2.12 reports 3, 2.15 reports 5."""
 
-PAYLOAD_BYTES_MIN = 512 * 1024
-"""Claims carry 256 KB of tokens and their envelope."""
+PAYLOAD_BYTES_MIN = EVENT_BYTES_MAX + 4_096
+"""The largest event and its headers. Claims, with 256 KB of tokens, are smaller."""
 
 PROBE_BYTES_MAX = 64 * 1024
 PROBE_AGE_S = 60.0

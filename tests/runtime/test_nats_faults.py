@@ -12,7 +12,7 @@ from shared.contracts.envelope import Envelope
 from shared.runtime import nats_tail
 from shared.runtime.nats_log import NatsLog
 from shared.runtime.outbox import Outbox
-from shared.runtime.ports import Entry, LogLost, Unavailable
+from shared.runtime.ports import Entry, LogLost, NoReply, Unavailable
 from tests.runtime.conftest import CLOCK, SUBJECTS, NatsClient
 from tests.runtime.reading import Reading, until
 from tests.runtime.test_fence import Decider, check
@@ -263,3 +263,38 @@ async def tail_with_one_event(nats: NatsClient) -> tuple[NatsLog, nats_tail.Nats
     await out.stop()
     await out._projection.stop()
     return log, tail
+
+
+async def test_a_request_is_not_sent_after_its_time(nats: NatsClient, nats_server: EmbeddedNats) -> None:
+    asking, answering = await nats.bus(), await nats.bus()
+    seen: list[bytes] = []
+
+    async def answer(_subject: str, payload: bytes) -> bytes:
+        seen.append(payload)
+        return payload
+
+    await answering.subscribe("vertumnus.test.agent.n0", answer)
+    await asyncio.to_thread(nats_server.stop, kill=True)
+    await until(lambda: not asking._link.client.is_connected)
+    with pytest.raises(NoReply, match=r"within 0\.2 s"):
+        await asking.request("vertumnus.test.agent.n0", b"given up", 0.2)
+    waiting = asyncio.create_task(asking.request("vertumnus.test.agent.n0", b"waited for", 10))
+    await asyncio.to_thread(nats_server.start)
+    for _ in range(20):  # the other side may reconnect later
+        try:
+            assert await waiting == b"waited for"
+            break
+        except NoReply:
+            await asyncio.sleep(0.1)
+            waiting = asyncio.create_task(asking.request("vertumnus.test.agent.n0", b"waited for", 10))
+    assert seen == [b"waited for"]
+
+
+async def test_a_message_larger_than_the_server_takes_is_refused_with_its_limit(nats: NatsClient) -> None:
+    bus = await nats.bus()
+    for call in (
+        bus.publish("vertumnus.test.x", bytes(2_000_000)),
+        bus.request("vertumnus.test.x", bytes(2_000_000), 1),
+    ):
+        with pytest.raises(ValueError, match="2000000 bytes; the server takes at most 1048576"):
+            await call

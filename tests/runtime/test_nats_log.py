@@ -12,7 +12,7 @@ from cli.embedded.nats import EmbeddedNats
 from shared.runtime.nats_link import connect
 from shared.runtime.nats_log import IDENTITY_KEY, open_log
 from shared.runtime.ports import Entry, Unavailable
-from shared.runtime.server_checks import ServerUnfit
+from shared.runtime.server_checks import ServerUnfit, require_nats
 from shared.runtime.settings import ServiceSettings
 from tests.runtime.conftest import CLOCK, SUBJECTS, NatsClient
 
@@ -83,8 +83,8 @@ async def test_a_server_with_a_smaller_payload_than_events_need_is_refused(tmp_p
 
     with Narrow(tmp_path / "narrow", sync_always=False) as server:
         link = await connect(server.url, "test")
-        with pytest.raises(ServerUnfit, match=r"max_payload is 900000 bytes; events need 1004096"):
-            await open_log(link, SUBJECTS, ServiceSettings(), CLOCK, NatsClient(server.url, None).ids)  # type: ignore[arg-type]
+        with pytest.raises(ServerUnfit, match=r"messages of up to 900000 bytes; 1004096 are needed \(max_payload\)"):
+            await require_nats(link.client)
         await link.close()
 
 

@@ -37,8 +37,8 @@ def test_a_server_without_jetstream_is_refused() -> None:
         refuse_unfit(server)
 
 
-def test_a_payload_limit_too_small_for_claims_is_refused() -> None:
-    with pytest.raises(ServerUnfit, match="up to 65536 bytes; 524288 are needed"):
+def test_a_payload_limit_too_small_for_events_is_refused() -> None:
+    with pytest.raises(ServerUnfit, match="up to 65536 bytes; 1004096 are needed"):
         refuse_unfit(NatsServer("10.0.0.1:7000", "2.15.1", 5, 65536))
 
 
