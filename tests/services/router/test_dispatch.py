@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from router_front import SOURCE, STOP_TOKEN, SUBJECTS, Agent, continuation, front, serve_some, tokens_of
@@ -45,17 +46,22 @@ async def test_a_request_is_served_and_recorded(tmp_path: Path) -> None:
         assert not router.state.loads.open
 
 
-async def test_no_command_leaves_before_the_decision_is_stored(tmp_path: Path) -> None:
+async def test_no_command_leaves_before_the_decision_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with front(tmp_path) as router:
-        known: list[int] = []
+        agent = Agent(router, "n0")
+        await agent.start((4,))
+        append, gate = router.log.append, asyncio.Event()
 
-        async def look(agent: Agent, assign: Assign) -> None:
-            known.append(sum(each.request == assign.request for each in router.told(RequestAssigned)))
-            await serve_some(agent, assign, 8)
+        async def append_late(*args: Any) -> int:
+            await gate.wait()
+            return await append(*args)
 
-        await Agent(router, "n0", look).start((4,))
-        await router.answer(PROMPT)
-        assert known == [1]
+        monkeypatch.setattr(router.log, "append", append_late)
+        call = await router.submit(PROMPT)
+        await asyncio.sleep(0.05)
+        assert not agent.assigns
+        gate.set()
+        assert await tokens_of(call) == continuation(PROMPT, 8)
 
 
 @pytest.mark.parametrize("reason", ["draining", "stale-epoch", "unknown-worker", "full"])
@@ -208,6 +214,40 @@ async def test_frames_of_an_attempt_that_was_given_up_are_dropped(tmp_path: Path
         assert await router.answer(PROMPT) == continuation(PROMPT, 8)
 
 
+async def test_late_words_on_an_attempt_that_was_given_up_change_nothing(tmp_path: Path) -> None:
+    async with front(tmp_path) as router:
+
+        async def only_the_second(agent: Agent, assign: Assign) -> None:
+            [first] = silent.assigns
+            assert await agent.claim(first) == []
+            await silent.abort(first, "released")
+            await serve_some(agent, assign, 8)
+
+        silent, agent = Agent(router, "n0"), Agent(router, "n1", only_the_second)
+        silent.silent = True
+        await silent.start((4,))
+        await agent.start((4,))
+        assert await router.answer(PROMPT) == continuation(PROMPT, 8)
+        await router.settled()
+        assert [each.reason for each in router.told(RequestRedirected)] == ["no-reply"]
+
+
+async def test_a_client_that_had_enough_and_leaves_has_completed(tmp_path: Path) -> None:
+    async with front(tmp_path) as router:
+
+        async def endless(agent: Agent, assign: Assign) -> None:
+            await serve_some(agent, assign, 3)
+
+        await Agent(router, "n0", endless).start((4,))
+        call = await router.submit(PROMPT)
+        await eventually(lambda: len(call.generated) >= 3)
+        call.enough()
+        call.leave()
+        await router.settled()
+        assert len(router.told(RequestCompleted)) == 1
+        assert not router.told(RequestCancelled)
+
+
 async def test_an_answer_whose_last_frame_is_lost_is_whole(tmp_path: Path) -> None:
     async with front(tmp_path) as router:
 
@@ -310,12 +350,12 @@ async def test_a_reader_does_not_hang_when_no_end_can_be_recorded(
 
 class TestNoWorker:
     async def test_waits_for_one(self, tmp_path: Path) -> None:
-        async with front(tmp_path, no_worker_wait_s=5) as router:
+        async with front(tmp_path, no_worker_wait_s=30) as router:
             asking = asyncio.ensure_future(router.answer(PROMPT))
             await asyncio.sleep(0.05)
             assert not router.told(RequestReceived)
             await Agent(router, "n0").start((4,))
-            assert await asking == continuation(PROMPT, 8)
+            assert await asyncio.wait_for(asking, 10) == continuation(PROMPT, 8)
 
     async def test_refuses_after_a_while(self, tmp_path: Path) -> None:
         async with front(tmp_path) as router:
