@@ -136,6 +136,19 @@ def test_while_the_log_is_away_it_is_not_ready_and_afterwards_it_is(start: Start
     until(lambda: "vertumnus_seen_seq 1.0" in running.get("/metrics").text, 5)
 
 
+def test_it_stops_while_the_log_is_away(start: Start, nats_server: EmbeddedNats) -> None:
+    running = start()
+    assert running.url
+    nats_server.stop(kill=True)
+    running.wait_for("nats disconnected")
+    running.get("/record?n=3")
+    begin = time.monotonic()
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end() == 0
+    assert time.monotonic() - begin < 6
+    assert running.wait_for("events not published")["events"] == 3
+
+
 def test_a_lost_log_ends_it_with_code_1_and_says_why(start: Start, nats_server: EmbeddedNats) -> None:
     running = start()
     assert running.url
