@@ -254,4 +254,5 @@ def check_commands() -> None:
     seq = tail.stdout.split()[0]
     assert '"epoch-committed"' in runner.invoke(app, ["events", "get", seq]).stdout
     assert "request-received" in runner.invoke(app, ["events", "get", "r1-1"]).stdout
+    assert "request-received" in runner.invoke(app, ["events", "get", "chatcmpl-r1-1"]).stdout
     assert runner.invoke(app, ["events", "get", "nothing"]).exit_code == 1
