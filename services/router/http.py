@@ -22,7 +22,7 @@ from services.router.calls import Call, NotReceived, Unserved
 from services.router.dispatch import Dispatcher
 from services.router.headers import RequestHeaders
 from services.router.offers import Offer, offered
-from services.router.openai import BadRequest, ChatRequest, CompletionRequest, parse
+from services.router.openai import BadRequest, ChatRequest, CompletionRequest, StreamOptions, parse
 from services.router.prompts import Asked, Context, Prompts
 from services.router.refusals import Refusals
 from services.router.settings import RouterSettings
@@ -139,7 +139,7 @@ class Api:
         finally:
             watch.cancel()
         told = {**_told(call), "x-request-id": request.state.request_id, "cache-control": "no-cache"}
-        chunks = _chunks(call, self._shape(asked, call), first, parts, include_usage=asked.include_usage)
+        chunks = _chunks(call, self._shape(asked, call), first, parts, asked.stream_options or StreamOptions())
         return AnswerStream(call, chunks, told)
 
     def _shape(self, asked: Asked, call: Call) -> Shape:
@@ -244,14 +244,18 @@ async def _leave_with(request: Request, call: Call) -> None:
 
 
 async def _chunks(
-    call: Call, shape: Shape, first: Part, parts: AsyncIterator[Part], *, include_usage: bool
+    call: Call, shape: Shape, first: Part, parts: AsyncIterator[Part], options: StreamOptions
 ) -> AsyncIterator[bytes]:
     """The stream's events. A failure behind the first token is its last event, and then there is no `[DONE]`."""
+
+    def so_far() -> dict[str, Any]:
+        return {"usage": answers.usage(call)} if options.continuous_usage_stats else {}
+
     try:
-        yield sse.event(shape.chunk(first, first=True))
+        yield sse.event(shape.chunk(first, first=True) | so_far())
         async for part in parts:
-            yield sse.event(shape.chunk(part, first=False))
-        if include_usage:
+            yield sse.event(shape.chunk(part, first=False) | so_far())
+        if options.include_usage:
             yield sse.event(shape.usage_chunk(answers.usage(call)))
         yield sse.DONE
     except Unserved as unserved:

@@ -87,6 +87,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     include_usage: bool = False
+    continuous_usage_stats: bool = Field(default=False, description="extension: each chunk tells the usage so far")
 
 
 class GenerationRequest(BaseModel):
@@ -126,10 +127,6 @@ class GenerationRequest(BaseModel):
     def output_tokens(self) -> int | None:
         """The limit the client names."""
         return self.max_tokens
-
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
 
 
 class ChatRequest(GenerationRequest):

@@ -134,13 +134,15 @@ async def _while_connected(*links: NatsLink) -> AsyncIterator[None]:
 
 
 def probes(ready: Callable[[], str | None], metrics: CollectorRegistry) -> APIRouter:
-    """`/healthz`, `/metrics`, and `/readyz`: 503 with the reason for as long as `ready` returns one."""
+    """`/healthz`, `/metrics`, and `/readyz`: 503 with the reason for as long as `ready` returns one. `/health` is the name
+    that inference servers give the last, and load generators ask for it."""
     router = APIRouter()
 
     @router.get("/healthz", include_in_schema=False)
     async def healthz() -> Response:
         return Response("ok\n", media_type="text/plain")
 
+    @router.get("/health", include_in_schema=False)
     @router.get("/readyz", include_in_schema=False)
     async def readyz() -> Response:
         reason = ready()

@@ -83,6 +83,14 @@ class TestAnswers:
         assert chunks[-1].usage is not None
         assert chunks[-1].usage.completion_tokens == 20
 
+    def test_each_chunk_may_tell_the_usage_so_far(self, client: OpenAI) -> None:
+        options: Any = {"include_usage": True, "continuous_usage_stats": True}
+        chunks = list(client.chat.completions.create(**ask(max_tokens=6, seed=7), stream=True, stream_options=options))
+        counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
+        assert len(counts) == len(chunks)
+        assert counts == sorted(counts)
+        assert (counts[0] >= 1, counts[-1]) == (True, 6)
+
     def test_another_seed_is_another_answer(self, client: OpenAI) -> None:
         answers = {
             client.chat.completions.create(**ask(max_tokens=8, seed=seed)).choices[0].message.content
