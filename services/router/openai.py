@@ -66,7 +66,8 @@ def _prompt(given: Any) -> Any:
         given = given[0]
     if isinstance(given, str) and given:
         return given
-    if isinstance(given, list) and given and all(type(each) is int and 0 <= each <= TOKEN_ID_MAX for each in given):
+    # In whole passes, because a long prompt has 100,000 ids; a bool is no id although it is an int.
+    if isinstance(given, list) and set(map(type, given)) == {int} and min(given) >= 0 and max(given) <= TOKEN_ID_MAX:
         return given
     raise ValueError("a text or a list of token ids is needed, and it may not be empty")
 
