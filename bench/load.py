@@ -62,7 +62,7 @@ async def measured(arguments: argparse.Namespace, console: Console) -> list[Step
 
 
 def table(steps: list[Step]) -> Table:
-    found = Table("requests/s", "sent", "failed", "refused", "TTFT mean", "P50", "P90", "P99", "attainment", "cached")
+    found = Table("rate/s", "sent", "failed", "refused", "TTFT mean", "P50", "P90", "P99", "in SLO", "cached", box=None)
     for requests_per_s, report in steps:
         ttft = report.ttft_s
         times = ("-",) * 4 if ttft is None else [f"{value:.3f}" for value in (ttft.mean, ttft.p50, ttft.p90, ttft.p99)]

@@ -102,7 +102,7 @@ async def _request(
     return Outcome(
         kind=kind,
         message=message[:MESSAGE_CHARS_MAX],
-        prompt_tokens=row.prompt_tokens,
+        prompt_tokens=stream.prompt_tokens(row.prompt_tokens),
         output_tokens=stream.output_tokens,
         cached_tokens=stream.cached_tokens,
         late_s=(sent_ns - planned_ns) / 1e9,

@@ -69,6 +69,10 @@ class TokenStream:
         """By `usage`, else one per piece of text."""
         return int(self.usage.get("completion_tokens", self.pieces))
 
+    def prompt_tokens(self, planned: int) -> int:
+        """By `usage`, which knows how words became tokens; else what the trace planned."""
+        return int(self.usage.get("prompt_tokens", planned))
+
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that the server did not compute; 0 where it does not say."""

@@ -17,7 +17,7 @@ COMPLETION = (
     b": a comment\n\n"
     b'data: {"choices":[{"text":"Paris","finish_reason":null}]}\r\n\r\n'
     b'data: {"choices":[{"text":"","finish_reason":"length"}]}\n\n'
-    b'data: {"choices":[],"usage":{"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":512}}}\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":710,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":512}}}\n\n'
     b"data: [DONE]\n\n"
 )
 CHAT = (
@@ -49,7 +49,7 @@ def test_a_stream_may_be_cut_anywhere(cuts: list[int]) -> None:
     for start, end in pairwise(edges):
         stream.feed(COMPLETION[start:end], at_ns=end)
     assert stream.finish == "length"
-    assert (stream.output_tokens, stream.cached_tokens) == (7, 512)
+    assert (stream.prompt_tokens(700), stream.output_tokens, stream.cached_tokens) == (710, 7, 512)
     # The piece that held "Paris", not the empty one before it.
     assert COMPLETION.index(b"Paris") < stream.check_complete() <= edges[-1]
 
@@ -59,7 +59,7 @@ def test_tokens_of_a_chat_are_timed() -> None:
     for at_ns, event in enumerate(CHAT.split(b"\n\n")):
         stream.feed(event + b"\n\n", at_ns)
     assert (stream.check_complete(), stream.last_ns) == (1, 3)
-    assert (stream.output_tokens, stream.cached_tokens) == (3, 0)
+    assert (stream.prompt_tokens(700), stream.output_tokens, stream.cached_tokens) == (700, 3, 0)
 
 
 @pytest.mark.parametrize(
