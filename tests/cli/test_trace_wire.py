@@ -17,7 +17,8 @@ COMPLETION = (
     b": a comment\n\n"
     b'data: {"choices":[{"text":"Paris","finish_reason":null}]}\r\n\r\n'
     b'data: {"choices":[{"text":"","finish_reason":"length"}]}\n\n'
-    b'data: {"choices":[],"usage":{"prompt_tokens":710,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":512}}}\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":710,"completion_tokens":7,'
+    b'"prompt_tokens_details":{"cached_tokens":512}}}\n\n'
     b"data: [DONE]\n\n"
 )
 CHAT = (
