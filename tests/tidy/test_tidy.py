@@ -1,4 +1,4 @@
-"""Rules of the house that no linter knows. Each failure names the file and what to do."""
+"""Rules of the house that no linter knows. Each failure names the files and what to do."""
 
 import ast
 import importlib
@@ -6,76 +6,73 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-SOURCES = [
-    f
-    for f in TRACKED
-    if f.endswith(".py") and f.split("/")[0] in {"shared", "services", "cli", "migrations", "simulation"}
-]
-TEXTS = [
-    f
-    for f in TRACKED
-    if f.endswith((".py", ".md", ".toml", ".yml", ".yaml")) or Path(f).name in {"Makefile", "Dockerfile"}
-]
+PACKAGES = {"shared", "services", "cli", "migrations", "simulation"}
+SOURCES = {f: (ROOT / f).read_text() for f in TRACKED if f.endswith(".py") and f.split("/")[0] in PACKAGES}
+TREES = {name: ast.parse(text) for name, text in SOURCES.items()}
+TEXTS = [f for f in TRACKED if f.endswith((".py", ".md", ".toml", ".yml", ".yaml")) or f in {"Makefile", "Dockerfile"}]
 
 LINES_MAX = 300
-"""A file that outgrows this holds two things (docs: CONTRIBUTING.md)."""
+"""A file that outgrows this holds two things."""
 
 
-def read(name: str) -> str:
-    return (ROOT / name).read_text()
+def test_a_source_file_fits_in_the_head() -> None:
+    long = {name: lines for name, text in SOURCES.items() if (lines := len(text.splitlines())) > LINES_MAX}
+    assert not long, f"split them; {LINES_MAX} lines is the limit"
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_source_file_fits_in_the_head(name: str) -> None:
-    assert len(read(name).splitlines()) <= LINES_MAX, f"{name}: split it; {LINES_MAX} lines is the limit"
+def test_a_module_says_what_it_is_for() -> None:
+    silent = [name for name, tree in TREES.items() if SOURCES[name].strip() and not ast.get_docstring(tree)]
+    assert not silent, "begin them with a docstring"
 
 
-@pytest.mark.parametrize("name", [f for f in SOURCES if read(f).strip()])
-def test_a_module_says_what_it_is_for(name: str) -> None:
-    assert ast.get_docstring(ast.parse(read(name))), f"{name}: begin with a docstring"
+def test_environment_is_read_in_settings_only() -> None:
+    reads = re.compile(r"os\.environ|os\.getenv|from os import .*environ")
+    found = [
+        name
+        for name, text in SOURCES.items()
+        if reads.search(text) and Path(name).name != "settings.py" and not name.startswith("cli/embedded/")
+    ]
+    assert not found, "move it to settings.py"
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_environment_is_read_in_settings_only(name: str) -> None:
-    if Path(name).name == "settings.py" or name.startswith("cli/embedded/"):
-        return
-    assert not re.search(r"os\.environ|os\.getenv|from os import .*environ", read(name)), (
-        f"{name}: move it to settings.py"
-    )
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_the_clock_is_read_in_one_place(name: str) -> None:
-    if name == "shared/runtime/clock.py" or Path(name).name == "__main__.py" or name.startswith("cli/"):
-        return
-    tree = ast.parse(read(name))
-    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+def test_the_clock_is_read_in_one_place() -> None:
     clocks = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "uuid4", "uuid.uuid4"}
-    assert not calls & clocks, f"{name}: take a Clock or an id as an argument, not {calls & clocks}"
+    found = [
+        name
+        for name, tree in TREES.items()
+        if {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)} & clocks
+        and name != "shared/runtime/clock.py"
+        and Path(name).name != "__main__.py"
+        and not name.startswith("cli/")
+    ]
+    assert not found, "take a Clock or an id as an argument"
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_nothing_unfinished_is_committed(name: str) -> None:
-    if name == "tests/tidy/test_tidy.py":
-        return
-    found = re.search(r"\b(TODO|FIXME|XXX)\b|raise NotImplementedError", read(name))
-    assert not found, f"{name}: finish it or take it out: {found}"
+def test_nothing_unfinished_is_committed() -> None:
+    unfinished = re.compile(r"\b(TODO|FIXME|XXX)\b|raise NotImplementedError")
+    found = [
+        name for name in TEXTS if name != "tests/tidy/test_tidy.py" and unfinished.search((ROOT / name).read_text())
+    ]
+    assert not found, "finish it or take it out"
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_no_error_is_swallowed(name: str) -> None:
-    for node in ast.walk(ast.parse(read(name))):
-        if isinstance(node, ast.ExceptHandler):
-            caught = ast.unparse(node.type) if node.type else ""
-            silent = all(isinstance(statement, ast.Pass) for statement in node.body)
-            assert node.type is not None, f"{name}:{node.lineno}: name the exception"
-            assert not (silent and caught in {"Exception", "BaseException"}), (
-                f"{name}:{node.lineno}: handle it or let it go"
-            )
+def test_no_error_is_swallowed() -> None:
+    handlers = [
+        (name, node) for name, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)
+    ]
+    assert handlers
+    found = [
+        f"{name}:{node.lineno}"
+        for name, node in handlers
+        if node.type is None
+        or (
+            ast.unparse(node.type) in {"Exception", "BaseException"}
+            and all(isinstance(statement, ast.Pass) for statement in node.body)
+        )
+    ]
+    assert not found, "name the exception and handle it, or let it go"
 
 
 def test_the_import_name_shared_is_ours() -> None:
@@ -83,6 +80,8 @@ def test_the_import_name_shared_is_ours() -> None:
 
 
 def test_main_modules_only_wire() -> None:
-    for name in SOURCES:
-        if name.startswith("services/") and Path(name).name == "__main__.py":
-            assert len(read(name).splitlines()) < 60, f"{name}: wiring only"
+    mains = {
+        name: text for name, text in SOURCES.items() if name.startswith("services/") and name.endswith("__main__.py")
+    }
+    assert len(mains) == 5
+    assert not [name for name, text in mains.items() if len(text.splitlines()) >= 60], "wiring only"
