@@ -35,9 +35,8 @@ async def main() -> None:
         refusals = Refusals(outbox, runtime.clock, metrics)
         await dispatcher.start()
         await refusals.start()
-        prompts = Prompts(
-            text, TextThreads(settings.tokenizer_threads), settings.block_key(), settings.output_tokens_max
-        )
+        threads = TextThreads(settings.tokenizer_threads)
+        prompts = Prompts(text, threads, settings.block_key(), settings.output_tokens_max)
         parts = Parts(settings, dispatcher, prompts, refusals, runtime.clock, runtime.ids)
         app = build_app(parts, probes(dispatcher.not_ready, runtime.metrics))
 
