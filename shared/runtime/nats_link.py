@@ -1,7 +1,7 @@
 """One connection to NATS: reconnects without end, but its first connect is bounded and says clearly what went wrong."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ ONE_LINE_PER_S = 1.0
 """An error of one kind is logged this often: a slow consumer has one for each message."""
 
 DRAIN_LIMIT_S = 2
+CLOSE_LIMIT_S = 3.0
 BUFFER_BYTES_MAX = 8 * 2**20
 """What may wait in the client while the server is away."""
 
@@ -122,12 +123,18 @@ class NatsLink:
         """Deliver what is on its way, for up to 2 s, and hang up."""
         self._closing = True
         if self.client.is_connected:
-            try:
-                await self.client.drain()
-            except (nats.errors.Error, OSError) as error:
-                self._logger.info("connection not drained", error=str(error))
+            await self._ends(self.client.drain())
         if not self.client.is_closed:
-            await self.client.close()
+            await self._ends(self.client.close())
+
+    async def _ends(self, farewell: Coroutine[Any, Any, None]) -> None:
+        """Wait for it in a task of its own: nats-py lets a cancelled reconnection cancel whoever closes the client."""
+        ending = asyncio.create_task(farewell)
+        await asyncio.wait([ending], timeout=CLOSE_LIMIT_S)
+        if not ending.done():
+            ending.cancel()
+        elif not ending.cancelled() and (error := ending.exception()) is not None:
+            self._logger.info("connection not ended in order", error=str(error))
 
     async def _error(self, error: Exception) -> None:
         self._last_error = error

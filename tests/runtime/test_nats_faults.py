@@ -298,3 +298,18 @@ async def test_a_message_larger_than_the_server_takes_is_refused_with_its_limit(
     ):
         with pytest.raises(ValueError, match="2000000 bytes; the server takes at most 1048576"):
             await call
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_link_closes_in_peace_while_it_loses_its_server(
+    nats: NatsClient, nats_server: EmbeddedNats, turns: int
+) -> None:
+    link = await nats.link()
+    await asyncio.to_thread(nats_server.stop, kill=True)
+    async with asyncio.timeout(5):
+        while not link.client.is_reconnecting:  # noqa: ASYNC110 - the very turn of the loop matters
+            await asyncio.sleep(0)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await asyncio.wait_for(link.close(), 5)
+    assert link.client.is_closed
