@@ -47,6 +47,14 @@ class Epochs(NamedTuple):
     capacity_share: float
 
 
+class Refusal(NamedTuple):
+    """Why one life of a node does not serve an epoch."""
+
+    incarnation: int
+    epoch: int
+    reason: str
+
+
 class Controller:
     """`state` is the projection's; only the log changes it."""
 
@@ -72,7 +80,8 @@ class Controller:
         self._routers: Liveness[Source] = Liveness(self._ticked_ns)
         self._adopting: set[NodeId] = set()
         self._adopt_after_ns: dict[NodeId, int] = {}
-        self._misfits: set[Incarnation] = set()
+        self._refusals: dict[NodeId, Refusal] = {}
+        """The last one of each node since it adopted anything."""
         self._refused: dict[Incarnation, int] = {}
         self._running: asyncio.Task[None] | None = None
         self._logger = structlog.get_logger(component="controller")
@@ -161,10 +170,8 @@ class Controller:
 
     def _consider(self, each: Wanted, now_ns: int, tasks: asyncio.TaskGroup) -> None:
         """Ask the node to adopt, unless that is under way, was tried just now, or cannot be."""
-        incarnation = Incarnation(each.node, each.incarnation)
         if each.misfit:
-            if incarnation not in self._misfits:
-                self._misfits = {*(m for m in self._misfits if m.node != each.node), incarnation}
+            if self._refusals.get(each.node) != Refusal(each.incarnation, each.epoch, "misfit"):
                 self._refuse(each, "misfit", each.misfit)
         elif each.node not in self._adopting and now_ns >= self._adopt_after_ns.get(each.node, 0):
             self._adopting.add(each.node)
@@ -189,6 +196,7 @@ class Controller:
             self._refuse(each, "no-reply", str(error))
             return
         if isinstance(reply, Accepted):
+            self._refusals.pop(each.node, None)
             origin = Origin(correlation=f"{each.node}/{each.epoch}")
             await self._decide(lambda: epochs.commit(self.state, each, self._capacity_us), origin)
         elif isinstance(reply, Refused):
@@ -198,7 +206,12 @@ class Controller:
                 self._refused[Incarnation(each.node, each.incarnation)] = each.epoch
 
     def _refuse(self, each: Wanted, reason: str, detail: str) -> None:
+        """Count each refusal; log it when it is another one than last time."""
         self._metrics.refusals.labels(each.node, reason).inc()
+        refusal = Refusal(each.incarnation, each.epoch, reason)
+        if self._refusals.get(each.node) == refusal:
+            return
+        self._refusals[each.node] = refusal
         self._logger.warning(
             "epoch not adopted",
             node=each.node,

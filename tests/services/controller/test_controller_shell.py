@@ -3,6 +3,7 @@
 import random
 
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from services.controller import decider
 from services.controller.epochs import Configured
@@ -139,6 +140,25 @@ async def test_refusals_are_repeated_each_second_and_a_stale_number_is_left() ->
     [epoch] = pool.all(EpochCommitted)
     assert epoch.epoch > 1
     assert pool.commands[-1].epoch == epoch.epoch
+
+
+async def test_a_repeated_refusal_is_logged_once() -> None:
+    pool = Pool()
+    with capture_logs() as logged:
+        await pool.start()
+        pool.reply = Refused(reason="draining")
+        pool.agent.record([registered("n0")])
+        await pool.live(4)
+        pool.reply = Refused(reason="busy")
+        await pool.live(4)
+        pool.reply = Accepted()
+        await pool.live(2)
+        pool.reply = Refused(reason="busy")
+        pool.agent.record([registered("n0", incarnation=2)])
+        await pool.live(4, incarnation=2)
+    said = [(each["incarnation"], each["reason"]) for each in logged if each["event"] == "epoch not adopted"]
+    assert said == [(1, "draining"), (1, "busy"), (2, "busy")]
+    assert len(pool.commands) > 8, "it was asked again and again"
 
 
 async def test_silence_is_noticed_and_deafness_forgives_it() -> None:
