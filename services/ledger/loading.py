@@ -16,10 +16,13 @@ from shared.contracts.envelope import Stored
 from shared.contracts.events import CacheReported, NodeRegistered, PlacementReconciled, RequestReceived
 from shared.contracts.ids import BlockId, NodeId, RequestId, Source, WorkerId, unpack_block_ids
 from shared.model import holders as holders_fold
-from shared.model.holders import ENDED_CHAINS_MAX, Held, Holders
+from shared.model.holders import ENDED_BLOCKS_MAX, ENDED_CHAINS_MAX, Chain, Held, Holders
 from shared.model.lattice import Group
 from shared.model.parameters import Parameters
 from shared.model.pool import Node, Pool, Worker
+
+ENDED_PREFETCH = 50
+"""Rows at a time, each up to 1 MB."""
 
 OPEN_REQUESTS = """
 SELECT r.request, d.source, d.raw FROM requests r JOIN decisions d ON d.id = r.received_id
@@ -84,12 +87,11 @@ async def _holders(connection: Any) -> Holders:
     for row in await connection.fetch(OPEN_REQUESTS):
         request = RequestId(row["request"])
         holders.open[request] = Source(row["source"])
-        _add_chain(holders, request, row["raw"])
-    for row in reversed(await connection.fetch(ENDED_REQUESTS, ENDED_CHAINS_MAX)):
-        request = RequestId(row["request"])
-        holders.ended[request] = None
-        if row["raw"] is not None:
-            _add_chain(holders, request, row["raw"])
+        holders.chains[request] = _chain(row["raw"])
+    for request, chain in reversed(await _ended(connection)):
+        if chain is not None:
+            holders.chains[request] = chain
+        holders_fold.end(holders, request)
     for row in await connection.fetch(UNCOMMITTED_RECONCILIATIONS):
         data = decode(row["raw"]).data
         assert isinstance(data, PlacementReconciled), "epochs.reconciled_id names a placement-reconciled"
@@ -97,10 +99,24 @@ async def _holders(connection: Any) -> Holders:
     return holders
 
 
-def _add_chain(holders: Holders, request: RequestId, raw: bytes) -> None:
+async def _ended(connection: Any) -> list[tuple[RequestId, Chain | None]]:
+    """The newest ended requests, newest first: at least as many as the fold keeps, and not many more in memory."""
+    found: list[tuple[RequestId, Chain | None]] = []
+    blocks = 0
+    async with connection.transaction():
+        async for row in connection.cursor(ENDED_REQUESTS, ENDED_CHAINS_MAX, prefetch=ENDED_PREFETCH):
+            chain = _chain(row["raw"]) if row["raw"] is not None else None
+            found.append((RequestId(row["request"]), chain))
+            blocks += len(chain or ())
+            if blocks > ENDED_BLOCKS_MAX:
+                break
+    return found
+
+
+def _chain(raw: bytes) -> Chain:
     data = decode(raw).data
     assert isinstance(data, RequestReceived), "requests.received_id names a request-received"
-    holders.chains[request] = tuple(unpack_block_ids(data.block_ids))
+    return tuple(unpack_block_ids(data.block_ids))
 
 
 async def _caches(connection: Any, models: ReadModels) -> None:

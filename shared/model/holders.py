@@ -33,6 +33,9 @@ from shared.contracts.ids import BlockId, NodeId, RequestId, Source, WorkerId, n
 ENDED_CHAINS_MAX = 10_000
 """Chains of ended requests that are kept, because an agent's `blocks-stored` may be folded after the request's end."""
 
+ENDED_BLOCKS_MAX = 1_000_000
+"""Blocks of those chains together, some 60 MB: ten thousand prompts of a million tokens would be several gigabytes."""
+
 Chain = tuple[BlockId, ...]
 
 
@@ -60,13 +63,14 @@ class Held:
 
 @dataclass(slots=True)
 class Holders:
-    """State of the fold; `evolve` is its only writer."""
+    """State of the fold; `evolve` is its only writer. `ended` holds the blocks of each kept chain, `ended_blocks` their sum."""
 
     workers: dict[WorkerId, Held] = field(default_factory=dict)
     of_block: dict[BlockId, set[WorkerId]] = field(default_factory=dict)
     chains: dict[RequestId, Chain] = field(default_factory=dict)
     open: dict[RequestId, Source] = field(default_factory=dict)
-    ended: OrderedDict[RequestId, None] = field(default_factory=OrderedDict)
+    ended: OrderedDict[RequestId, int] = field(default_factory=OrderedDict)
+    ended_blocks: int = 0
     incarnations: dict[NodeId, int] = field(default_factory=dict)
     reconciled: dict[tuple[NodeId, int], PlacementReconciled] = field(default_factory=dict)
     watcher: Watcher | None = None
@@ -99,6 +103,7 @@ class Holders:
         for block, holders in self.of_block.items():
             assert holders, f"{block.hex()} is kept without a holder"
             assert all(block in self.workers[worker].parents for worker in holders)
+        assert self.ended_blocks == sum(self.ended.values()), "the blocks of ended requests are miscounted"
 
 
 def evolve(holders: Holders, stored: Stored) -> None:
@@ -109,10 +114,10 @@ def evolve(holders: Holders, stored: Stored) -> None:
             holders.chains[received.request] = tuple(unpack_block_ids(received.block_ids))
             holders.open[received.request] = stored.event.source
         case ended if isinstance(ended, ENDS):
-            _end(holders, ended.request)
+            end(holders, ended.request)
         case RouterLost() as lost:
             for request in [each for each, source in holders.open.items() if source == lost.source]:
-                _end(holders, request)
+                end(holders, request)
         case BlocksStored() as data:
             if held := _in_order(holders, data.worker, data.incarnation, data.number):
                 _store(holders, data, held)
@@ -139,11 +144,15 @@ def evolve(holders: Holders, stored: Stored) -> None:
             pass
 
 
-def _end(holders: Holders, request: RequestId) -> None:
+def end(holders: Holders, request: RequestId) -> None:
+    """The request is open no longer; its chain is kept until newer ones need the room."""
     holders.open.pop(request, None)
-    holders.ended[request] = None
-    if len(holders.ended) > ENDED_CHAINS_MAX:
-        oldest, _ = holders.ended.popitem(last=False)
+    blocks = len(holders.chains.get(request, ()))
+    holders.ended_blocks += blocks - holders.ended.get(request, 0)
+    holders.ended[request] = blocks
+    while len(holders.ended) > ENDED_CHAINS_MAX or holders.ended_blocks > ENDED_BLOCKS_MAX:
+        oldest, blocks = holders.ended.popitem(last=False)
+        holders.ended_blocks -= blocks
         holders.chains.pop(oldest, None)
 
 

@@ -125,6 +125,23 @@ def test_a_chain_outlives_its_request_for_a_while(story: HoldersStory, monkeypat
     assert (story.matched("abc"), story.holders.trust(W0)) == (0, "degraded"), "what it stored can no longer be known"
 
 
+def test_ended_chains_are_kept_by_their_blocks(story: HoldersStory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holders_module, "ENDED_BLOCKS_MAX", 4)
+    story.receives("open", "abcdefgh")
+    for request, names in (("q1", "ab"), ("q2", "cd"), ("q3", "efg")):
+        story.receives(request, names)
+        story.tell(completed(request, W0, 1))
+        story.holders.check()
+    assert set(story.holders.chains) == {"open", "q3"}, "q2 and q3 would be five"
+    story.tell(completed("q3", W0, 1))
+    story.receives("q4", "x")
+    story.tell(completed("q4", W0, 1), completed("never-received", W0, 1))
+    assert (set(story.holders.ended), story.holders.ended_blocks) == ({"q3", "q4", "never-received"}, 4)
+    story.tell(completed("open", W0, 1))
+    assert (set(story.holders.chains), story.holders.ended_blocks) == (set(), 0), "one chain beyond the bound"
+    story.holders.check()
+
+
 def test_a_lost_router_ends_its_requests_alone(story: HoldersStory) -> None:
     story.receives("q1", "a", source="router-1")
     story.receives("q2", "b", source="router-2")

@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from bench.ledger_traffic import Told, Traffic
+from services.ledger import loading
 from services.ledger.loading import load
 from services.ledger.readmodels import ReadModels
 from services.ledger.rebuild import LedgerActive, rebuild
@@ -33,6 +34,7 @@ from shared.contracts.events import (
     RouterLost,
 )
 from shared.contracts.ids import NodeId, RequestId, WorkerId
+from shared.model import holders as holders_fold
 from tests.services.ledger.conftest import Seals
 from tests.services.ledger.record_writer import RecordWriter, tables
 from tests.support.story import assigned, committed, completed, received, registered
@@ -141,7 +143,7 @@ def told_by(models: ReadModels) -> dict[str, object]:
         "of_block": holders.of_block,
         "chains": holders.chains,
         "open": list(holders.open.items()),
-        "ended": list(holders.ended),
+        "ended": list(holders.ended.items()),
         "incarnations": holders.incarnations,
         "parameters": models.parameters,
         "sources": models.sources,
@@ -150,8 +152,12 @@ def told_by(models: ReadModels) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("seed", range(3))
-async def test_a_restart_anywhere_finds_the_state_that_was_there(writer: RecordWriter, seals: Seals, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "ended_blocks_max"), [(0, 1_000_000), (1, 40), (2, 200)])
+async def test_a_restart_anywhere_finds_the_state_that_was_there(
+    writer: RecordWriter, seals: Seals, seed: int, ended_blocks_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (holders_fold, loading):
+        monkeypatch.setattr(module, "ENDED_BLOCKS_MAX", ended_blocks_max)
     chance = random.Random(seed)
     arrivals = seals.arrivals(eventful())
     while arrivals:
