@@ -1,5 +1,6 @@
 """What follows a prefill: the first token at once, then the hand-off of its KV and the tokens that decode makes."""
 
+from contextlib import aclosing
 from typing import Literal
 
 from services.worker.decider import Prefilled, hand_off
@@ -66,12 +67,13 @@ class Stream:
         tokens = self._engine.decode(
             self._job.key.engine_id, first_token, assign.max_new_tokens - 1, stop_tokens, sampling_of(assign)
         )
-        async for token in tokens:
-            last = token.token
-            self._waiting.append(token)
-            ends = last in stop_tokens or self.index + len(self._waiting) == assign.max_new_tokens
-            if not ends and self._clock.monotonic_ns() - self._sent_ns >= FRAME_GAP_NS:
-                await self._send()
+        async with aclosing(tokens):
+            async for token in tokens:
+                last = token.token
+                self._waiting.append(token)
+                ends = last in stop_tokens or self.index + len(self._waiting) == assign.max_new_tokens
+                if not ends and self._clock.monotonic_ns() - self._sent_ns >= FRAME_GAP_NS:
+                    await self._send()
         await self._send(finish="stop" if last in stop_tokens else "length")
 
     async def _send(self, finish: Finish | None = None, **measured: int) -> None:

@@ -7,7 +7,7 @@ asked for), so a request that continues elsewhere, from its prompt and what it h
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -178,7 +178,7 @@ class ModelledEngine:
 
     async def decode(
         self, request: RequestId, first_token: int, max_new_tokens: int, stop_tokens: frozenset[int], sampling: Sampling
-    ) -> AsyncIterator[Token]:
+    ) -> AsyncGenerator[Token, None]:
         self._check_alive()
         context = self._handed_off.get(request)
         if context is None:

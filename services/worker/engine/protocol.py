@@ -18,7 +18,7 @@ routers or of the log. Rules for every engine:
     under a new incarnation.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -209,10 +209,10 @@ class Engine(Protocol):
 
     def decode(
         self, request: RequestId, first_token: int, max_new_tokens: int, stop_tokens: frozenset[int], sampling: Sampling
-    ) -> AsyncIterator[Token]:
+    ) -> AsyncGenerator[Token, None]:
         """Tokens after `first_token`, at most `max_new_tokens` of them, ending after a stop token (which is yielded).
 
-        Needs `hand_off` first. Closing the iterator ends the sequence and frees its memory. Errors: EngineDied.
+        Needs `hand_off` first. Closing the generator ends the sequence and frees its memory. Errors: EngineDied.
         """
 
     def release(self, request: RequestId) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 
 from services.worker.engine.kv_pool import Reservation
@@ -83,7 +83,7 @@ class DecodeSide:
 
     async def decode(
         self, request: RequestId, first_token: int, max_new_tokens: int, stop_tokens: frozenset[int], sampling: Sampling
-    ) -> AsyncIterator[Token]:
+    ) -> AsyncGenerator[Token, None]:
         """See `Engine.decode`. The end of the context ends the sequence as well."""
         sequence = self._sequences.get(request)
         if sequence is None or sequence.rank is None or not sequence.hand_off.done():

@@ -5,7 +5,7 @@ this version: one request per step, prefilled in one piece, so a cancelled prefi
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
@@ -229,7 +229,7 @@ class TorchEngine:
 
     def decode(
         self, request: RequestId, first_token: int, max_new_tokens: int, stop_tokens: frozenset[int], sampling: Sampling
-    ) -> AsyncIterator[Token]:
+    ) -> AsyncGenerator[Token, None]:
         """See `Engine.decode`. The end of the model's context ends the sequence as well."""
         self._check_alive()
         check_sampling(sampling, self._config.vocab)

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
-from typing import Any
 
 import numpy as np
 import pytest
@@ -316,7 +315,7 @@ class EngineContract:
         seen: list[list[int]] = []
         for _ in range(3):
             await node.engine.hand_off(item.request)
-            decoding: Any = node.engine.decode(item.request, result.first_token.token, 20, frozenset(), GREEDY)
+            decoding = node.engine.decode(item.request, result.first_token.token, 20, frozenset(), GREEDY)
             async with aclosing(decoding):
                 seen.append([(await anext(decoding)).token for _ in range(4)])
             with pytest.raises(EngineError):
