@@ -1,7 +1,6 @@
 """The router's open requests: admission, the first decision, and what the log says that concerns one of them."""
 
 import asyncio
-from collections.abc import Mapping
 
 import structlog
 
@@ -11,6 +10,7 @@ from services.router.claims import BufferFull, Claims
 from services.router.decider import Arrival, State
 from services.router.driver import Driver
 from services.router.frames import Broken, Frames
+from services.router.handshake import ABORT_REASON
 from services.router.metrics import RouterMetrics
 from services.router.settings import RouterSettings
 from services.router.wiring import Placed, Wiring
@@ -26,7 +26,6 @@ from shared.contracts.events import (
     PrefillAborted,
     PrefillCompleted,
     RankAdoptedEpoch,
-    RedirectReason,
     RequestAssigned,
     RequestRejected,
     RouterLost,
@@ -43,14 +42,6 @@ ALIVE_EVERY_S = 1.0
 
 OUTBOX_SHARE_MAX = EVENTS_MAX // 2
 """Nothing is received while more events wait: the rest of the outbox is for the ends of what is open."""
-
-ABORT_REASON: Mapping[str, RedirectReason] = {
-    "claim-lost": "claim-lost",
-    "draining": "draining",
-    "engine-died": "node-lost",
-    "out-of-blocks": "full",
-}
-"""What an aborted prefill is called as a redirection; any other is `aborted`."""
 
 CAPACITY = (
     EpochAborted,

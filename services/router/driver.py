@@ -19,7 +19,7 @@ from services.router.calls import Call, Finish, Served, Unserved
 from services.router.claims import BufferFull
 from services.router.frames import Broken, Enough, FrameOrder, Piece, Signal
 from services.router.wiring import Placed, Wiring
-from shared.contracts.commands import Cancel, Release, TokenFrame
+from shared.contracts.commands import TokenFrame
 from shared.contracts.events import (
     RedirectReason,
     RequestAssigned,
@@ -73,13 +73,16 @@ class Driver:
         else:
             self._complete(finish)
             return
-        await self._tell(Cancel(request=call.request))
+        await self._give_up()
 
     async def _serve(self) -> Finish:
         while True:
             try:
                 return await self._attempt()
             except _Stopped as stopped:
+                if stopped.reason == "no-reply":
+                    # The agent may be at work on it, and decode until the end for nobody.
+                    await self._give_up()
                 if finish := self._finished_anyway():
                     return finish
                 self._redirect(stopped.reason)
@@ -116,7 +119,7 @@ class Driver:
             match await self._next(order, first_by):
                 case TokenFrame(error=str() as error) as frame if frame.attempt == attempt:
                     self._logger.warning("attempt broke off", attempt=attempt, error=error)
-                    raise _Stopped("aborted")
+                    raise _Stopped(handshake.ABORT_REASON.get(error, "aborted"))
                 case TokenFrame() as frame:
                     for piece in order.take(frame):
                         self._hand_over(piece)
@@ -127,7 +130,7 @@ class Driver:
                 case Broken():
                     pass
                 case Enough():
-                    await self._tell(Cancel(request=self._call.request))
+                    await self._give_up()
                     return "stop"
 
     async def _next(self, order: FrameOrder, first_by: float) -> Signal:
@@ -140,7 +143,6 @@ class Driver:
                 return await self._call.inbox.get()
         except TimeoutError:
             if order.tokens or order.has_gap:
-                await self._tell(Release(request=self._call.request, attempt=self._placed.assigned.attempt))
                 raise _Stopped("no-reply") from None
             raise
 
@@ -252,5 +254,5 @@ class Driver:
         self._wiring.record(self._call, decider.end(self._wiring.state, fact))
         self._wiring.metrics.ended.labels(fact.TYPE.removeprefix("request-")).inc()
 
-    async def _tell(self, command: Cancel | Release) -> None:
-        await handshake.tell(self._wiring, self._placed.assigned.worker, command)
+    async def _give_up(self) -> None:
+        await handshake.give_up(self._wiring, self._placed.assigned)

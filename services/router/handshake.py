@@ -13,12 +13,11 @@ from shared.contracts.commands import (
     Cancel,
     RefusalReason,
     Refused,
-    Release,
     decode_reply,
     encode_message,
 )
 from shared.contracts.events import RedirectReason, RequestAssigned
-from shared.contracts.ids import WorkerId, node_of
+from shared.contracts.ids import node_of
 from shared.runtime.ports import NoReply, Unavailable
 
 REDIRECT_REASON: Mapping[RefusalReason, RedirectReason] = {
@@ -29,9 +28,18 @@ REDIRECT_REASON: Mapping[RefusalReason, RedirectReason] = {
 }
 """What a refusal is called in the record; any other is `aborted`."""
 
+ABORT_REASON: Mapping[str, RedirectReason] = {
+    "claim-lost": "claim-lost",
+    "draining": "draining",
+    "engine-died": "node-lost",
+    "out-of-blocks": "full",
+}
+"""What it is called that the agent broke off, by the log or by a frame; any other `AbortReason` is `aborted`."""
+
 
 async def give(wiring: Wiring, call: Call, assigned: RequestAssigned) -> RedirectReason | None:
-    """None when the agent has taken the assignment, else why it has not. Repeating it is safe."""
+    """None when the agent has taken the assignment, else why it has not; "no-reply" if that is not known. Repeating it is
+    safe."""
     command = Assign(
         request=call.request,
         attempt=assigned.attempt,
@@ -53,12 +61,10 @@ async def give(wiring: Wiring, call: Call, assigned: RequestAssigned) -> Redirec
         reply = decode_reply(await wiring.bus.request(subject, encode_message(command), wiring.settings.ack_timeout_s))
     except NoReply as error:
         logger.info("no reply", error=str(error))
-        # It may have taken the assignment all the same.
-        await tell(wiring, assigned.worker, Release(request=call.request, attempt=assigned.attempt))
         return "no-reply"
     except ValidationError as error:
         logger.warning("unreadable reply", errors=error.error_count())
-        return "aborted"
+        return "no-reply"
     match reply:
         case Accepted():
             return None
@@ -67,12 +73,13 @@ async def give(wiring: Wiring, call: Call, assigned: RequestAssigned) -> Redirec
             return REDIRECT_REASON.get(reply.reason, "aborted")
         case _:
             logger.warning("an answer to something else", kind=reply.kind)
-            return "aborted"
+            return "no-reply"
 
 
-async def tell(wiring: Wiring, worker: WorkerId, command: Cancel | Release) -> None:
-    """Say it once to the agent of `worker`. If it is lost, it costs work and nothing else."""
+async def give_up(wiring: Wiring, assigned: RequestAssigned) -> None:
+    """Tell the agent, once, that nobody waits for this attempt. If it is lost, it costs work and nothing else."""
+    command = Cancel(request=assigned.request, attempt=assigned.attempt)
     try:
-        await wiring.bus.publish(wiring.subjects.agent(node_of(worker)), encode_message(command))
+        await wiring.bus.publish(wiring.subjects.agent(node_of(assigned.worker)), encode_message(command))
     except Unavailable as error:
-        structlog.get_logger(component="handshake").info("not sent", command=command.kind, error=str(error))
+        structlog.get_logger(component="handshake").info("not sent", request=assigned.request, error=str(error))

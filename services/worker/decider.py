@@ -19,9 +19,10 @@ from typing import NamedTuple
 from services.worker.cache_events import changes
 from services.worker.desk import Desk
 from services.worker.engine.protocol import EngineDescription, HandedOff, ItemResult
-from services.worker.job import AbortReason, Job, Stage
+from services.worker.job import Job, Stage
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
+    AbortReason,
     BlocksEvicted,
     BlocksStored,
     EpochCommitted,

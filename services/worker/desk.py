@@ -4,7 +4,7 @@ Pure, and in memory only: an acceptance is the agent's promise to a router, not 
 agent's life. Rules:
 
 1.  A repeated `assign` gets the answer of the first and does nothing, while its job is open and for `ANSWERS_MAX` ends after.
-2.  An attempt that was released before it came is refused when it comes; so is one that is older than what is here.
+2.  An attempt that was given up before it came is refused when it comes; so is one that is older than what is here.
 3.  A drained worker accepts nothing until it is opened again or its node takes another geometry.
 4.  Every accepted job leaves exactly once: `end`.
 """
@@ -136,8 +136,10 @@ class Desk:
             self._remember(job.key, Accepted())
 
     def refuse_later(self, key: JobKey) -> None:
-        """It was released before it came."""
-        self._remember(key, Refused(reason="bad-command", detail=f"attempt {key.attempt} was released before it came"))
+        """It was given up before it came. What is known keeps its answer."""
+        if self.answer_to(key) is None:
+            detail = f"attempt {key.attempt} was given up before it came"
+            self._remember(key, Refused(reason="bad-command", detail=detail))
 
     def _remember(self, key: JobKey, answer: Accepted | Refused) -> None:
         self._answers[key] = answer

@@ -3,6 +3,7 @@
 import structlog
 
 from shared.contracts.commands import Assign, TokenFrame, encode_message
+from shared.contracts.events import AbortReason
 from shared.contracts.subjects import Subjects
 from shared.runtime.clock import Clock
 from shared.runtime.ports import Bus, Unavailable
@@ -32,7 +33,7 @@ class Frames:
                 await self._clock.sleep(RETRY_S)
         return await self._bus.publish(subject, payload)
 
-    async def broke_off(self, assign: Assign, reason: str, index: int = 0) -> None:
+    async def broke_off(self, assign: Assign, reason: AbortReason, index: int = 0) -> None:
         """Tell the router what it would otherwise learn from the log, or from silence, as one that is not reached does."""
         try:
             await self.send(

@@ -21,13 +21,14 @@ from services.worker.engine.protocol import Engine, EngineDescription
 from services.worker.frames import Frames
 from services.worker.gate import Gate
 from services.worker.geometry import retired
-from services.worker.job import AbortReason, Job, JobKey, Stage
+from services.worker.job import Job, JobKey, Stage
 from services.worker.ports import NodePorts
 from services.worker.steps import Effects, StepLoop
 from services.worker.streams import Streams
 from services.worker.waiting import within
 from shared.contracts.commands import Accepted, Assign, Cancel, Refused, Release, Released, Report
 from shared.contracts.envelope import Envelope
+from shared.contracts.events import AbortReason
 from shared.contracts.ids import WorkerId
 
 START_LIMIT_S = 300.0
@@ -194,11 +195,9 @@ class Incarnation:
 
     def release(self, command: Release) -> Released:
         """Give a queued job back. One that is not known is refused if it should come later."""
-        key = JobKey(command.request, command.attempt)
         job = self.state.desk.find(command.request, command.attempt)
         if job is None:
-            if self.state.desk.answer_to(key) is None:
-                self.state.desk.refuse_later(key)
+            self.state.desk.refuse_later(JobKey(command.request, command.attempt))
             return Released(outcome="unknown")
         if job.stage is not Stage.QUEUED:
             return Released(outcome="started")
@@ -206,9 +205,11 @@ class Incarnation:
         return Released(outcome="released")
 
     def cancel(self, command: Cancel) -> Accepted:
-        """Every attempt of the request that is here."""
+        """Stop the attempts up to this one. One that is not known is refused if it should come later."""
         for job in self.state.desk.of_request(command.request):
-            self.stop_job(job, "cancelled")
+            if job.key.attempt <= command.attempt:
+                self.stop_job(job, "cancelled")
+        self.state.desk.refuse_later(JobKey(command.request, command.attempt))
         return Accepted()
 
     def report(self, command: Report) -> Accepted | Refused:

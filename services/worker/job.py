@@ -2,14 +2,11 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from shared.contracts.commands import Assign
+from shared.contracts.events import AbortReason
 from shared.contracts.ids import BlockId, RequestId, WorkerId, unpack_block_ids
-
-AbortReason = Literal[
-    "claim-lost", "cancelled", "released", "engine-died", "out-of-blocks", "draining", "router-lost", "engine"
-]
 
 
 class JobKey(NamedTuple):

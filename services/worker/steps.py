@@ -19,10 +19,11 @@ from services.worker.engine.protocol import (
     StepResult,
 )
 from services.worker.gate import Gate
-from services.worker.job import AbortReason, Job, Stage
+from services.worker.job import Job, Stage
 from services.worker.ports import NodePorts
 from services.worker.stream import sampling_of
 from services.worker.waiting import within
+from shared.contracts.events import AbortReason
 from shared.contracts.ids import WorkerId
 from shared.model.blocks import Tokens
 from shared.model.cost import US_PER_S

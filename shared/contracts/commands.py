@@ -57,10 +57,12 @@ class Release(Message):
 
 
 class Cancel(Message):
-    """The client left, or the router has enough tokens. Queued: forget it; running: stop at the next step boundary."""
+    """Nobody waits for this attempt any more, nor for those before it: the client left or has enough, or the router has given
+    it up. Queued: forget it; running: stop at the next step boundary; streaming: stop; still to come: refuse it."""
 
     kind: Literal["cancel"] = "cancel"
     request: RequestId
+    attempt: int
 
 
 class Drain(Message):
@@ -178,7 +180,7 @@ class TokenFrame(Message):
     """Generated tokens `index … index + len(tokens) - 1` of one attempt, from the worker that made them.
 
     The frame with index 0 holds the first token and the agent's measurements. The last frame has `finish`; an attempt that
-    broke off after its first token says so in `error`. A router drops frames of an attempt that it has given up.
+    broke off says why in `error`, as an `AbortReason`. A router drops frames of an attempt that it has given up.
     """
 
     request: RequestId

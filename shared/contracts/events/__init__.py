@@ -49,6 +49,7 @@ from shared.contracts.events.requests import (
 )
 from shared.contracts.events.workers import (
     NODE_ENDS,
+    AbortReason,
     DrainCompleted,
     KvHandedOff,
     NodeDeclaredLost,
@@ -63,6 +64,7 @@ from shared.contracts.events.workers import (
 __all__ = [
     "ENDS",
     "NODE_ENDS",
+    "AbortReason",
     "Alternative",
     "BlockRun",
     "BlocksEvicted",

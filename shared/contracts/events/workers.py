@@ -7,6 +7,10 @@ from pydantic import Field
 from shared.contracts.envelope import Channel, EventData, event
 from shared.contracts.ids import NodeId, RequestId, WorkerId
 
+AbortReason = Literal[
+    "claim-lost", "cancelled", "released", "engine-died", "out-of-blocks", "draining", "router-lost", "engine"
+]
+
 
 @event("node-registered", channel=Channel.WORKERS, senders=("worker",))
 class NodeRegistered(EventData):
@@ -89,9 +93,7 @@ class PrefillAborted(EventData):
     request: RequestId
     attempt: int
     worker: WorkerId
-    reason: Literal[
-        "claim-lost", "cancelled", "released", "engine-died", "out-of-blocks", "draining", "router-lost", "engine"
-    ]
+    reason: AbortReason
 
 
 @event("kv-handed-off", channel=Channel.WORKERS, senders=("worker",))

@@ -27,8 +27,6 @@ from shared.contracts.commands import (
     Claim,
     RefusalReason,
     Refused,
-    Release,
-    Released,
     Reply,
     SamplingSpec,
     TokenFrame,
@@ -168,8 +166,7 @@ class Agent:
         self.refusals: list[RefusalReason] = []
         self.silent = False
         self.assigns: list[Assign] = []
-        self.cancelled: list[str] = []
-        self.released: list[tuple[str, int]] = []
+        self.cancelled: list[tuple[str, int]] = []
         self.claims: dict[tuple[str, int], list[int]] = {}
         self._jobs: set[asyncio.Task[None]] = set()
 
@@ -246,11 +243,8 @@ class Agent:
                 job.add_done_callback(self._jobs.discard)
                 return Accepted()
             case Cancel() as cancel:
-                self.cancelled.append(cancel.request)
+                self.cancelled.append((cancel.request, cancel.attempt))
                 return Accepted()
-            case Release() as release:
-                self.released.append((release.request, release.attempt))
-                return Released(outcome="unknown")
             case other:
                 raise AssertionError(f"a router does not say {other.kind}")
 

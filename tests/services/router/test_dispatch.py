@@ -78,7 +78,7 @@ async def test_a_refusal_goes_elsewhere(tmp_path: Path, reason: str) -> None:
         assert (redirected.reason, redirected.worker) == (reason, first.worker)
 
 
-async def test_silence_goes_elsewhere_and_is_released(tmp_path: Path) -> None:
+async def test_silence_goes_elsewhere_and_is_given_up(tmp_path: Path) -> None:
     async with front(tmp_path) as router:
         silent, agent = Agent(router, "n0"), Agent(router, "n1")
         silent.silent = True
@@ -87,7 +87,7 @@ async def test_silence_goes_elsewhere_and_is_released(tmp_path: Path) -> None:
         assert await router.answer(PROMPT) == continuation(PROMPT, 8)
         await router.settled()
         assert [each.reason for each in router.told(RequestRedirected)] == ["no-reply"]
-        assert silent.released == [(silent.assigns[0].request, 1)]
+        assert silent.cancelled == [(silent.assigns[0].request, 1)]
 
 
 async def test_nobody_listens(tmp_path: Path) -> None:
@@ -102,25 +102,37 @@ async def test_nobody_listens(tmp_path: Path) -> None:
         assert [each.reason for each in router.told(RequestFailed)] == ["attempts-exhausted"]
 
 
+@pytest.mark.parametrize("by_frame", [False, True])
 @pytest.mark.parametrize(
     ("reason", "called"),
-    [("claim-lost", "claim-lost"), ("draining", "draining"), ("engine-died", "node-lost"), ("engine", "aborted")],
+    [
+        ("claim-lost", "claim-lost"),
+        ("draining", "draining"),
+        ("engine-died", "node-lost"),
+        ("out-of-blocks", "full"),
+        ("engine", "aborted"),
+    ],
 )
-async def test_an_aborted_prefill_goes_elsewhere(tmp_path: Path, reason: str, called: str) -> None:
+async def test_an_attempt_that_breaks_off_goes_elsewhere(
+    tmp_path: Path, reason: str, called: str, by_frame: bool
+) -> None:
+    """The log says why, and so does a frame, which is faster: the record names the same reason."""
     async with front(tmp_path) as router:
-        aborted: list[str] = []
 
-        async def abort_first(agent: Agent, assign: Assign) -> None:
-            if not aborted:
-                aborted.append(assign.worker)
-                await agent.abort(assign, reason)
-            else:
+        async def break_off(agent: Agent, assign: Assign) -> None:
+            if assign.attempt > 1:
                 await serve_some(agent, assign, 8)
+            elif by_frame:
+                await agent.frame(assign, 0, [], error=reason)
+            else:
+                await agent.abort(assign, reason)
 
-        await Agent(router, "n0", abort_first).start((4, 4))
+        agent = Agent(router, "n0", break_off)
+        await agent.start((4, 4))
         assert await router.answer(PROMPT) == continuation(PROMPT, 8)
         await router.settled()
         assert [each.reason for each in router.told(RequestRedirected)] == [called]
+        assert agent.cancelled == [], "it has ended the attempt itself"
 
 
 async def test_a_node_that_dies_before_the_first_token(tmp_path: Path) -> None:
@@ -192,10 +204,26 @@ async def test_lost_doubled_and_disordered_frames(tmp_path: Path) -> None:
             else:
                 await agent.frame(assign, 0, tokens, finish="length")
 
-        await Agent(router, "n0", chaotic).start((4, 4))
+        agent = Agent(router, "n0", chaotic)
+        await agent.start((4, 4))
         assert await router.answer(PROMPT) == continuation(PROMPT, 8)
         await router.settled()
         assert [each.reason for each in router.told(RequestRedirected)] == ["no-reply"]
+        assert agent.cancelled == [(agent.assigns[0].request, 1)]
+
+
+async def test_a_stream_that_falls_silent_is_given_up_and_goes_on_elsewhere(tmp_path: Path) -> None:
+    async with front(tmp_path, idle_timeout_s=0.1) as router:
+
+        async def fall_silent(agent: Agent, assign: Assign) -> None:
+            await serve_some(agent, assign, 3 if assign.attempt == 1 else assign.max_new_tokens)
+
+        agent = Agent(router, "n0", fall_silent)
+        await agent.start((4, 4))
+        assert await router.answer(PROMPT) == continuation(PROMPT, 8)
+        await router.settled()
+        assert [each.reason for each in router.told(RequestRedirected)] == ["no-reply"]
+        assert agent.cancelled == [(agent.assigns[0].request, 1)], "it would decode for nobody"
 
 
 async def test_frames_of_an_attempt_that_was_given_up_are_dropped(tmp_path: Path) -> None:
@@ -275,7 +303,7 @@ async def test_no_first_token_in_time_is_a_clear_failure(tmp_path: Path) -> None
         assert failure.value.reason == "lost-stream"
         await router.settled()
         assert [each.reason for each in router.told(RequestFailed)] == ["lost-stream"]
-        assert agent.cancelled == [agent.assigns[0].request]
+        assert agent.cancelled == [(agent.assigns[0].request, 1)]
 
 
 async def test_a_client_that_leaves(tmp_path: Path) -> None:
@@ -292,7 +320,7 @@ async def test_a_client_that_leaves(tmp_path: Path) -> None:
         call.leave()
         await router.settled()
         assert len(router.told(RequestCancelled)) == 1
-        assert agent.cancelled == [call.request]
+        assert agent.cancelled == [(call.request, 1)]
         assert not router.state.loads.open
 
 
@@ -326,7 +354,7 @@ async def test_a_stop_string_cancels_the_rest(tmp_path: Path) -> None:
         call.enough()
         assert await tokens_of(call) == continuation(PROMPT, 3)
         await router.settled()
-        assert agent.cancelled == [call.request]
+        assert agent.cancelled == [(call.request, 1)]
         [done] = router.told(RequestCompleted)
         assert (done.finish, done.output_tokens) == ("stop", 3)
 

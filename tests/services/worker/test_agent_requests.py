@@ -235,13 +235,27 @@ async def test_a_cancelled_job_leaves_from_whatever_stage() -> None:
         await world.ask(world.assignment("waits", prompt(500)))
         assert [job.stage for job in world.state.desk] == [Stage.STREAMING, Stage.RUNNING, Stage.QUEUED]
         for request in ("streams", "runs", "waits", "unknown"):
-            assert (await world.ask(Cancel(request=RequestId(request)))).kind == "accepted"
+            assert (await world.ask(Cancel(request=RequestId(request), attempt=1))).kind == "accepted"
         await world.clock.advance(0.01)
         assert len(world.state.desk) == 0
         assert sorted(aborts(world)) == [("runs", 1, "cancelled"), ("waits", 1, "cancelled")]
         sent = len(world.frames)
         await world.clock.advance(3.0)
         assert len(world.frames) == sent, "nothing more is generated, and nobody is told what he asked for"
+
+
+async def test_a_cancellation_is_of_its_attempt_and_those_before_it() -> None:
+    world = World()
+    async with running(world):
+        cancel = Cancel(request=RequestId("a"), attempt=2)
+        await world.ask(world.assignment("a", prompt(500), attempt=3))
+        await world.ask(cancel)
+        await world.ask(cancel.model_copy(update={"request": "late"}))
+        assert (await world.ask(world.assignment("late", prompt(50), attempt=2))).kind == "refused", "it came too late"
+        assert (await world.ask(world.assignment("late", prompt(50), attempt=3))).kind == "accepted"
+        await world.clock.advance(2.0)
+        assert aborts(world) == []
+        assert [frame.attempt for frame in world.frames] == [3, 3]
 
 
 async def test_a_lost_router_leaves_nothing_behind_but_finished_blocks() -> None:
