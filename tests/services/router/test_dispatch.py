@@ -8,7 +8,9 @@ import pytest
 from router_front import SOURCE, STOP_TOKEN, SUBJECTS, Agent, continuation, front, serve_some, tokens_of
 from router_world import committed, registered
 
+from services.router import dispatch
 from services.router.calls import NotReceived, Unserved
+from services.router.frames import Broken
 from shared.contracts.commands import Assign, Claim, RouterAlive, encode_message
 from shared.contracts.events import (
     ENDS,
@@ -34,7 +36,8 @@ async def test_a_request_is_served_and_recorded(tmp_path: Path) -> None:
     async with front(tmp_path) as router:
         agent = Agent(router, "n0")
         await agent.start((4, 4))
-        assert await router.answer(PROMPT) == continuation(PROMPT, 8)
+        call = await router.submit(PROMPT)
+        assert await tokens_of(call) == continuation(PROMPT, 8)
         await router.settled()
         [assign] = agent.assigns
         assert (assign.attempt, assign.prompt_tokens, assign.max_new_tokens) == (1, 4, 8)
@@ -42,6 +45,8 @@ async def test_a_request_is_served_and_recorded(tmp_path: Path) -> None:
         [done] = router.told(RequestCompleted)
         assert (done.output_tokens, done.queue_us, done.prefill_us, done.finish) == (8, 3, 5, "length")
         assert done.ttft_us == done.queue_us + done.prefill_us + done.handoff_us
+        later_us = (call.last_token_ns - call.order.arrived_ns) / 1_000 - done.ttft_us
+        assert done.tpot_us == pytest.approx(later_us / 7, abs=1), "seven tokens follow the first"
         assert router.told(RouterRegistered)
         assert not router.state.loads.open
 
@@ -174,6 +179,24 @@ async def test_a_node_that_dies_behind_the_first_token_leaves_no_gap(tmp_path: P
         assert done.output_tokens == 8
 
 
+async def test_the_record_names_who_gave_the_first_token_and_how(tmp_path: Path) -> None:
+    async with front(tmp_path) as router:
+
+        async def once(agent: Agent, assign: Assign) -> None:
+            tokens = continuation(await agent.prefill(assign), 8)
+            await agent.frame(assign, 0, tokens[:1], cached_tokens=3, queue_us=4, fetch_us=2, prefill_us=5)
+            await agent.frame(assign, 1, [], error="engine-died")
+
+        await Agent(router, "n0", once).start((4,))
+        await Agent(router, "n1").start((4,))
+        assert await router.answer(PROMPT) == continuation(PROMPT, 8)
+        await router.settled()
+        [done] = router.told(RequestCompleted)
+        assert (done.worker, done.cached_tokens) == ("n0/1/0", 3)
+        assert (done.queue_us, done.fetch_us, done.prefill_us) == (4, 2, 5)
+        assert done.ttft_us == 4 + 2 + 5 + done.handoff_us
+
+
 async def test_a_restarted_incarnation_that_nobody_saw_die(tmp_path: Path) -> None:
     async with front(tmp_path) as router:
         lives: list[int] = []
@@ -274,6 +297,22 @@ async def test_a_client_that_had_enough_and_leaves_has_completed(tmp_path: Path)
         await router.settled()
         assert len(router.told(RequestCompleted)) == 1
         assert not router.told(RequestCancelled)
+
+
+async def test_a_client_that_had_enough_needs_no_other_worker(tmp_path: Path) -> None:
+    async with front(tmp_path) as router:
+
+        async def endless(agent: Agent, assign: Assign) -> None:
+            await serve_some(agent, assign, 3)
+
+        await Agent(router, "n0", endless).start((4, 4))
+        call = await router.submit(PROMPT)
+        await eventually(lambda: len(call.generated) >= 3)
+        call.inbox.put(Broken(1, "node-lost"))
+        call.enough()
+        await router.settled()
+        [done] = router.told(RequestCompleted)
+        assert (done.finish, router.told(RequestRedirected)) == ("stop", [])
 
 
 async def test_an_answer_whose_last_frame_is_lost_is_whole(tmp_path: Path) -> None:
@@ -430,6 +469,25 @@ class TestBounds:
             router.dispatcher.enter().release()
             slots[1].release()
             assert router.dispatcher.open_requests == 0
+
+    async def test_a_log_that_does_not_keep_up(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing is received while the ends of what is open need the room that the outbox has."""
+        async with front(tmp_path) as router:
+            await Agent(router, "n0").start((4,))
+            append, gate = router.log.append, asyncio.Event()
+
+            async def append_late(*args: Any) -> int:
+                await gate.wait()
+                return await append(*args)
+
+            monkeypatch.setattr(router.log, "append", append_late)
+            monkeypatch.setattr(dispatch, "OUTBOX_SHARE_MAX", 1)
+            call = await router.submit(PROMPT)
+            with pytest.raises(NotReceived, match="does not keep up") as refused:
+                router.dispatcher.enter()
+            assert refused.value.reason == "overloaded"
+            gate.set()
+            assert await tokens_of(call) == continuation(PROMPT, 8)
 
     async def test_prompts_held(self, tmp_path: Path) -> None:
         async with front(tmp_path, token_buffer_bytes_max=2**20) as router:

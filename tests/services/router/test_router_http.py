@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from services.router.settings import RouterSettings
 from services.router.tokenizer import ModelText, TextThreads
 from shared.contracts.commands import Assign
 from shared.contracts.events import RequestAssigned, RequestCompleted, RequestReceived, RequestsRefused
+from tests.support.replica import eventually
 
 PROMPT = [11, 12, 13]
 BODY = {"model": "toy", "prompt": PROMPT, "max_tokens": 4}
@@ -42,6 +44,7 @@ async def served(
     async with front(tmp_path, **settings) as router:
         await Agent(router, "n0", agent).start((4,), block_tokens=16)
         app, refusals = app_of(router, text)
+        await refusals.start()
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
             yield router, client
@@ -265,8 +268,13 @@ class TestStatuses:
             assert (await first).status_code == 200
             assert (await client.post("/v1/completions", json=BODY)).status_code == 200
 
-    async def test_refusals_are_told(self, tmp_path: Path) -> None:
+    async def test_refusals_are_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("services.router.refusals.TELL_EVERY_S", 0.02)
         async with served(tmp_path) as (router, client):
             for body in ({}, {}, {**BODY, "model": "other"}):
                 await client.post("/v1/completions", json=body)
-        assert {each.reason: each.count for each in router.told(RequestsRefused)} == {"invalid": 2, "unknown-model": 1}
+            await eventually(lambda: router.told(RequestsRefused))
+        told: Counter[str] = Counter()
+        for each in router.told(RequestsRefused):
+            told[each.reason] += each.count
+        assert told == {"invalid": 2, "unknown-model": 1}, "each is told once"
