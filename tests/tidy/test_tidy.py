@@ -4,6 +4,8 @@ import ast
 import importlib
 import re
 import subprocess
+import tomllib
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +75,14 @@ def test_no_error_is_swallowed() -> None:
         )
     ]
     assert not found, "name the exception and handle it, or let it go"
+
+
+def test_every_dependency_has_its_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    taken = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
+    reasons = (ROOT / "docs/adr/0012-dependencies.md").read_text()
+    silent = [name for name in taken if f"`{name.partition('[')[0]}`" not in reasons]
+    assert not silent, "give them a row in docs/adr/0012-dependencies.md"
 
 
 def test_the_import_name_shared_is_ours() -> None:
