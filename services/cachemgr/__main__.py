@@ -23,7 +23,7 @@ async def main() -> None:
         state = decider.initial(load_coefficients(settings.coefficients))
         channels = (Channel.WORKERS, Channel.CACHE, Channel.REQUESTS)
         heard = [subjects.control, subjects.cache_control, *map(subjects.channel, channels)]
-        projection = Projection(runtime.log, heard, state, decider.evolve)
+        projection = Projection(runtime.log, heard, state, decider.evolve, runtime.keepsake)
         leadership = Leadership(
             runtime.lease("cachemgr"),
             projection,

@@ -28,7 +28,7 @@ from shared.contracts.events import (
     ReconfigurationPlanned,
     RequestAssigned,
 )
-from shared.contracts.ids import NodeId, WorkerId, node_of
+from shared.contracts.ids import NodeId
 from shared.model import holders as holders_model
 from shared.model import parameters as parameters_model
 from shared.model import pool as pool_model
@@ -87,7 +87,7 @@ def evolve(state: State, stored: Stored) -> None:
             demand.count_access(state.trie, state.holders, state.pool, data)
         case CacheScanCompleted():
             state.scanned_seq = data.to_seq
-            state.trie.scanned()
+            state.trie.scanned(data.scan)
         case ParametersChanged():
             state.parameters = parameters_model.evolve(state.parameters, stored)
             state.trie.retune(state.parameters)
@@ -136,19 +136,12 @@ def scan(state: State) -> list[EventData]:
 
 def reconcile_placements(state: State) -> list[EventData]:
     """`placement-reconciled` for each node whose ranks have all adopted a planned epoch."""
+    found = ((plan, state.pool.nodes.get(node)) for node, plan in sorted(state.plans.items()))
     return [
-        reconcile(plan, state.pool.nodes[node], state.holders)
-        for node, plan in sorted(state.plans.items())
-        if set(state.pool.nodes[node].adopted.values()) == {plan.epoch}
-        and (node, plan.epoch) not in state.holders.reconciled
+        reconcile(plan, node, state.holders)
+        for plan, node in found
+        if node is not None
+        and node.spec is not None
+        and set(node.adopted.values()) == {plan.epoch}
+        and (node.id, plan.epoch) not in state.holders.reconciled
     ]
-
-
-def in_doubt(state: State) -> dict[NodeId, tuple[WorkerId, ...]]:
-    """The workers of living nodes whose cache is not known exactly, by node."""
-    doubtful: dict[NodeId, tuple[WorkerId, ...]] = {}
-    for worker, held in state.holders.workers.items():
-        node = node_of(worker)
-        if held.trust != "exact" and state.pool.nodes[node].alive:
-            doubtful[node] = (*doubtful.get(node, ()), worker)
-    return doubtful

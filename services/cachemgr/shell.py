@@ -3,26 +3,20 @@
 import asyncio
 
 import structlog
-from pydantic import ValidationError
 
 from services.cachemgr import decider
 from services.cachemgr.decider import State
 from services.cachemgr.metrics import Metrics
-from shared.contracts.commands import Refused, Report, decode_reply, encode_message
 from shared.contracts.envelope import Stored
 from shared.contracts.events import CacheScanCompleted
-from shared.contracts.ids import NodeId, WorkerId
 from shared.contracts.subjects import Subjects
+from shared.model.holders import in_doubt
 from shared.runtime.clock import Clock
 from shared.runtime.leadership import Leadership, NotLeading
-from shared.runtime.ports import Bus, NoReply, Unavailable
+from shared.runtime.ports import Bus
+from shared.runtime.reports import ASK_EVERY_S, ask_for_reports
 
 TICK_S = 0.25
-
-REPORT_EVERY_NS = 5_000_000_000
-"""Between two requests for the same reports: one may be long, and it comes by the log."""
-
-REPORT_LIMIT_S = 2.0
 
 
 class CacheManager:
@@ -96,16 +90,7 @@ class CacheManager:
             self._logger.info("not decided", reason=str(error))
             return
         if now_ns >= self._ask_after_ns:
-            self._ask_after_ns = now_ns + REPORT_EVERY_NS
-            await asyncio.gather(*(self._ask(node, which) for node, which in decider.in_doubt(self.state).items()))
-
-    async def _ask(self, node: NodeId, workers: tuple[WorkerId, ...]) -> None:
-        self._metrics.reports_asked.inc()
-        command = encode_message(Report(workers=workers))
-        try:
-            reply = decode_reply(await self._bus.request(self._subjects.agent(node), command, REPORT_LIMIT_S))
-        except (NoReply, Unavailable, ValidationError) as error:
-            self._logger.warning("no report", node=node, error=str(error))
-            return
-        if isinstance(reply, Refused):
-            self._logger.warning("no report", node=node, reason=reply.reason, detail=reply.detail)
+            self._ask_after_ns = now_ns + round(ASK_EVERY_S * 1e9)
+            doubtful = in_doubt(self.state.holders, self.state.pool.alive)
+            self._metrics.reports_asked.inc(len(doubtful))
+            await ask_for_reports(self._bus, self._subjects, doubtful)

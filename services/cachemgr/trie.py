@@ -200,9 +200,10 @@ class Trie:
 
     # --- time and thresholds
 
-    def scanned(self) -> None:
-        """A scan is over: statistics decay, and nodes cool."""
-        self.scan += 1
+    def scanned(self, scan: int) -> None:
+        """Scan number `scan` is over: statistics decay, and nodes cool."""
+        # Where scans were dropped from the log it jumps, but never back.
+        self.scan = max(scan, self.scan + 1)
         self._ceiling *= self._parameters.decay
         self._hot = {block: node for block, node in self._hot.items() if self._is_hot(node)}
 

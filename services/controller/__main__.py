@@ -4,6 +4,7 @@ from fastapi import FastAPI
 
 from services.controller import decider
 from services.controller.epochs import Configured
+from services.controller.keeper import Keeper
 from services.controller.metrics import Metrics
 from services.controller.operator import operator_api
 from services.controller.settings import ControllerSettings
@@ -21,7 +22,7 @@ async def main() -> None:
     async with open_runtime(settings, "controller") as runtime:
         subjects, clock, state = runtime.subjects, runtime.clock, decider.initial()
         heard = [subjects.control, subjects.cache_control, *map(subjects.channel, (Channel.WORKERS, Channel.REQUESTS))]
-        projection = Projection(runtime.log, heard, state, decider.evolve)
+        projection = Projection(runtime.log, heard, state, decider.evolve, runtime.keepsake)
         leadership = Leadership(
             runtime.lease("controller"),
             projection,
@@ -40,7 +41,8 @@ async def main() -> None:
         app = FastAPI(title="Vertumnus controller")
         app.include_router(probes(controller.ready, runtime.metrics))
         app.include_router(operator_api(state, leadership, settings.operator_key()))
-        failures = [projection.failed(), leadership.failed(), controller.failed()]
+        keeper = Keeper(state.keepsake, leadership, runtime.keepsake, runtime.log.identity, clock)
+        failures = [projection.failed(), leadership.failed(), controller.failed(), keeper.run()]
         await serve(app, settings, failures, controller.stop)
 
 

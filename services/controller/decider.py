@@ -28,8 +28,10 @@ from shared.contracts.events import (
     WindowClosed,
 )
 from shared.contracts.ids import NodeId, RouterId, Source
+from shared.model import keepsake as keepsake_model
 from shared.model import parameters as parameters_model
 from shared.model import pool as pool_model
+from shared.model.keepsake import Keepsake
 from shared.model.parameters import Parameters
 from shared.model.pool import Pool
 
@@ -46,6 +48,7 @@ class State:
     parameters: Parameters = field(default_factory=Parameters)
     windows: Windows = field(default_factory=Windows)
     sagas: Sagas = field(default_factory=Sagas)
+    keepsake: Keepsake = field(default_factory=Keepsake)
     routers: dict[Source, RouterId] = field(default_factory=dict)
     term: int = 0
     leader: str | None = None
@@ -76,6 +79,7 @@ def evolve(state: State, stored: Stored) -> None:
     pool_model.evolve(state.pool, stored)
     saga_model.evolve(state.sagas, stored, state.pool)
     windows_model.evolve(state.windows, stored, state.parameters)
+    keepsake_model.evolve(state.keepsake, stored)
     state.parameters = parameters_model.evolve(state.parameters, stored)
     state.seen_seq = max(state.seen_seq, stored.stream_seq)
     match stored.data:

@@ -80,7 +80,7 @@ def evolve(sagas: Sagas, stored: Stored, pool: Pool) -> None:
     data, now_ns = stored.data, stored.event.time_ns
     match data:
         case ReconfigurationPlanned():
-            sagas.open[data.node] = Saga(data, pool.nodes[data.node].incarnation, now_ns)
+            sagas.open[data.node] = Saga(data, _node(pool, data.node).incarnation, now_ns)
             sagas.last_epoch[data.node] = data.epoch
         case EpochCommitted() | EpochAborted():
             sagas.open.pop(data.node, None)
@@ -89,9 +89,14 @@ def evolve(sagas: Sagas, stored: Stored, pool: Pool) -> None:
             DrainStarted() | DrainCompleted() | RankAdoptedEpoch() | PlacementReconciled() | NodeLost()
             | NodeDeclaredLost() | NodeRegistered()
         ) if saga := sagas.open.get(data.node):  # fmt: skip
-            _step(saga, data, now_ns, pool.nodes[data.node])
+            _step(saga, data, now_ns, _node(pool, data.node))
         case _:
             pass
+
+
+def _node(pool: Pool, node: NodeId) -> Node:
+    """A blank one if the log no longer tells of it: then its saga breaks, or a limit ends it."""
+    return pool.nodes.get(node) or Node(node)
 
 
 def _step(saga: Saga, data: EventData, now_ns: int, node: Node) -> None:

@@ -4,19 +4,17 @@ import sys
 
 from services.router import decider
 from services.router.dispatch import Dispatcher
+from services.router.doubts import end_doubts
 from services.router.http import Parts, build_app
 from services.router.metrics import RouterMetrics
 from services.router.prompts import Prompts
 from services.router.refusals import Refusals
 from services.router.settings import RouterSettings
 from services.router.tokenizer import BadModelDirectory, ModelText, TextThreads
-from shared.contracts.envelope import Channel
 from shared.runtime.outbox import Outbox
 from shared.runtime.projection import Projection
 from shared.runtime.service import open_runtime, probes, run, serve
 from shared.runtime.telemetry import watch_log
-
-CHANNELS = (Channel.REQUESTS, Channel.WORKERS, Channel.CACHE, Channel.CONTROL, Channel.CACHE_CONTROL)
 
 
 async def main() -> None:
@@ -24,8 +22,8 @@ async def main() -> None:
     text = _text(settings)
     state = decider.initial(settings.cost_model())
     async with open_runtime(settings, "router") as runtime:
-        filters = [runtime.subjects.channel(each) for each in CHANNELS]
-        projection = Projection(runtime.log, filters, state, decider.evolve)
+        filters = [runtime.subjects.channel(each) for each in decider.HEARD]
+        projection = Projection(runtime.log, filters, state, decider.evolve, runtime.keepsake)
         await projection.start()
         outbox = Outbox(projection, runtime.sealer(runtime.source), runtime.clock)
         await outbox.start()
@@ -45,7 +43,8 @@ async def main() -> None:
             refusals.stop()
             await outbox.stop()
 
-        await serve(app, settings, [projection.failed(), outbox.failed(), dispatcher.failed()], stop)
+        failed = [each.failed() for each in (projection, outbox, dispatcher)]
+        await serve(app, settings, [*failed, end_doubts(state, runtime)], stop)
 
 
 def _text(settings: RouterSettings) -> ModelText | None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from services.router import loads as loads_model
 from services.router.loads import Loads
 from services.router.placement import Placement, Question, choose, eligible
-from shared.contracts.envelope import EventData, Stored
+from shared.contracts.envelope import Channel, EventData, Stored
 from shared.contracts.events import (
     CalibrationUpdated,
     Exclusion,
@@ -37,6 +37,9 @@ from shared.model.cost import Coefficients
 from shared.model.holders import Holders
 from shared.model.parameters import Parameters
 from shared.model.pool import Pool
+
+HEARD = (Channel.REQUESTS, Channel.WORKERS, Channel.CACHE, Channel.CONTROL, Channel.CACHE_CONTROL)
+"""What `evolve` has to be given."""
 
 RETRY_AFTER_S = 5
 """What a client that found no worker is told to wait: about the length of a restart or a switch."""

@@ -34,7 +34,7 @@ def _agent(
     subjects, clock = runtime.subjects, runtime.clock
     state = initial(node, settings.queue_max)
     filters = (subjects.control, subjects.event(Channel.WORKERS, node))
-    projection = Projection(runtime.log, filters, state, evolve)
+    projection = Projection(runtime.log, filters, state, evolve, runtime.keepsake)
     identity = Identity(settings.pool, Source(f"{runtime.source}-{node}"), node)
     outbox = Outbox(projection, Sealer(identity, subjects, clock, runtime.ids), clock)
     ports = NodePorts(

@@ -74,12 +74,14 @@ class Envelope(BaseModel):
 class Stored(NamedTuple):
     """An event at its place in the log. `log` names the stream's incarnation, `stream_seq` the place in it, from 1.
 
-    An event that its own process has decided and not yet seen stored has `stream_seq` 0.
+    An event that its own process has decided and not yet seen stored has `stream_seq` 0, and so has one that an earlier log
+    told. `kept` ones come from next to the log, which has dropped them and what was between them (`shared.model.keepsake`).
     """
 
     log: str
     stream_seq: int
     event: Envelope
+    kept: bool = False
 
     @property
     def data(self) -> EventData:

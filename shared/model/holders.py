@@ -3,11 +3,11 @@
 A worker's own index is the authority; this is its projection. Holders are prefix-closed, so presence along a prompt's chain
 is monotone and the longest match is found by bisection. Each worker's cache events are numbered without gaps per incarnation:
 after a gap nothing that was known before it is credited (`degraded`), an incarnation that was not registered gets no credit at
-all (`blind`), until a full report is folded.
+all (`blind`), until a full report is folded. Nor does a worker whose beginning the log has dropped (`Stored.kept`).
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -106,6 +106,16 @@ class Holders:
         assert self.ended_blocks == sum(self.ended.values()), "the blocks of ended requests are miscounted"
 
 
+def in_doubt(holders: Holders, alive: Collection[NodeId]) -> dict[NodeId, tuple[WorkerId, ...]]:
+    """The workers of these nodes whose cache is not known exactly, by node: a full report mends that."""
+    doubtful: dict[NodeId, tuple[WorkerId, ...]] = {}
+    for worker, held in holders.workers.items():
+        node = node_of(worker)
+        if held.trust != "exact" and node in alive:
+            doubtful[node] = (*doubtful.get(node, ()), worker)
+    return doubtful
+
+
 def evolve(holders: Holders, stored: Stored) -> None:
     """Fold one event. Events that say nothing about blocks leave the state as it is."""
     match stored.data:
@@ -130,14 +140,14 @@ def evolve(holders: Holders, stored: Stored) -> None:
             holders.incarnations[data.node] = data.incarnation
             for worker in [each for each in holders.workers if node_of(each) == data.node]:
                 _forget(holders, worker)
-                holders.workers[worker] = Held(data.incarnation)
+                holders.workers[worker] = Held(data.incarnation, _at_first(stored))
         case NodeLost() | NodeDeclaredLost() as data if data.incarnation >= holders.incarnations.get(data.node, 0):
             for worker in [each for each in holders.workers if node_of(each) == data.node]:
                 _clear(holders, worker, holders.workers[worker])
         case PlacementReconciled() as data:
             holders.reconciled[data.node, data.epoch] = data
         case EpochCommitted() as data:
-            _commit(holders, data)
+            _commit(holders, data, _at_first(stored))
         case EpochAborted() as data:
             holders.reconciled.pop((data.node, data.epoch), None)
         case _:
@@ -178,7 +188,7 @@ def _store(holders: Holders, data: BlocksStored, held: Held) -> None:
     chain = holders.chains.get(data.request) if data.request else None
     if chain is None or len(chain) < data.first_depth + data.blocks:
         _clear(holders, data.worker, held)
-        held.trust = "degraded"
+        held.trust = "degraded" if held.trust != "blind" else "blind"
         return
     parent = chain[data.first_depth - 1] if data.first_depth else None
     _add(holders, data.worker, held, parent, chain[data.first_depth : data.first_depth + data.blocks])
@@ -201,12 +211,17 @@ def _report(holders: Holders, data: CacheReported) -> None:
         held.report, held.report_parts = [], 0
 
 
-def _commit(holders: Holders, data: EpochCommitted) -> None:
+def _at_first(stored: Stored) -> Trust:
+    """How a worker's cache is known when it begins: it is empty, or what came into it since has been dropped."""
+    return "blind" if stored.kept else "exact"
+
+
+def _commit(holders: Holders, data: EpochCommitted, trust: Trust) -> None:
     for worker in [each for each in holders.workers if node_of(each) == data.node]:
         _forget(holders, worker)
     incarnation = holders.incarnations.get(data.node, 0)
     for each in data.workers:
-        holders.workers[each.worker] = Held(incarnation)
+        holders.workers[each.worker] = Held(incarnation, trust)
     reconciled = holders.reconciled.pop((data.node, data.epoch), None)
     for child in reconciled.workers if reconciled else ():
         if held := holders.workers.get(child.worker):

@@ -68,6 +68,11 @@ class Pool:
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     workers: dict[WorkerId, Worker] = field(default_factory=dict)
 
+    @property
+    def alive(self) -> set[NodeId]:
+        """The nodes whose newest incarnation has not ended."""
+        return {node.id for node in self.nodes.values() if node.alive}
+
     def schedulable(self, worker: Worker) -> bool:
         node = self.nodes[worker.node]
         return node.alive and not node.cordoned and worker.id not in node.draining and node.has_adopted(worker)

@@ -6,13 +6,13 @@ the holder, and a stopped holder is replaced within LEASE_S + 2 · ASK_EVERY_S =
 believe in its lease for a moment: the fence (`fence.py`) makes that harmless.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import orjson
 import structlog
 
 from shared.runtime.clock import Clock
-from shared.runtime.ports import Unavailable, WrongLastSequence
+from shared.runtime.ports import Cell, Unavailable, WrongLastSequence
 
 LEASE_S = 3.0
 RENEW_EVERY_S = 1.0
@@ -20,19 +20,6 @@ ASK_EVERY_S = 0.5
 """How often a standby should call `acquire`."""
 
 NOBODY = ""
-
-
-class Cell(Protocol):
-    """One record with a revision that rises with every write."""
-
-    async def read(self) -> tuple[int, bytes] | None:
-        """Revision and value; None before the first write. Errors: Unavailable."""
-
-    async def write(self, value: bytes, revision: int) -> int:
-        """Replace what `revision` (0: nothing) wrote; returns the new revision.
-
-        Errors: WrongLastSequence if somebody else has written since; Unavailable.
-        """
 
 
 class _Record(NamedTuple):

@@ -221,7 +221,7 @@ class MemoryBus:
 
 
 class MemoryCell:
-    """A `lease.Cell`: share one between the `CellLease`s of one role."""
+    """A `Cell`: share one between the `CellLease`s of one role."""
 
     def __init__(self) -> None:
         self._content: tuple[int, bytes] | None = None

@@ -103,6 +103,19 @@ class Bus(Protocol):
         """
 
 
+class Cell(Protocol):
+    """One record with a revision that rises with every write."""
+
+    async def read(self) -> tuple[int, bytes] | None:
+        """Revision and value; None before the first write. Errors: Unavailable."""
+
+    async def write(self, value: bytes, revision: int) -> int:
+        """Replace what `revision` (0: nothing) wrote; returns the new revision.
+
+        Errors: WrongLastSequence if somebody else has written since; Unavailable.
+        """
+
+
 class Lease(Protocol):
     """Leadership of one role in one pool, for a limited time."""
 

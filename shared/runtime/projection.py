@@ -2,6 +2,9 @@
 
 Each event is folded once: a (source, source_seq) that was folded is skipped, so a repeated append does no harm. A process's
 own recorded events are folded when they are recorded (`outbox.py`), and so skipped when the consumer brings them back.
+
+The log drops old events. Given a keepsake, a projection folds what is kept of those that lie before the log's first one, and
+then everything the log has: requests and blocks as far back as it goes.
 """
 
 import asyncio
@@ -13,7 +16,8 @@ import structlog
 from shared.contracts.codec import BadEvent, decode
 from shared.contracts.envelope import Envelope, Stored
 from shared.contracts.ids import Source
-from shared.runtime.ports import EventLog, Tail
+from shared.runtime.keepsake import recall
+from shared.runtime.ports import Cell, EventLog, LogLost, Tail
 
 CATCH_UP_SILENCE_S = 10.0
 """At start: a log that delivers nothing for so long, although there is more, is broken."""
@@ -39,7 +43,9 @@ class Projection(Generic[S]):
     `evolve` changes the state it owns and never refuses. `last_on` holds the last folded sequence per subject.
     """
 
-    def __init__(self, log: EventLog, filters: Sequence[str], state: S, evolve: Evolve[S]) -> None:
+    def __init__(
+        self, log: EventLog, filters: Sequence[str], state: S, evolve: Evolve[S], keepsake: Cell | None = None
+    ) -> None:
         self.state = state
         self.log = log
         self.seen_seq = 0
@@ -47,6 +53,7 @@ class Projection(Generic[S]):
         self.own_recorded: Source | None = None
         self._filters = tuple(filters)
         self._evolve = evolve
+        self._keepsake = keepsake
         self._listeners: list[Listener] = []
         self._last_of: dict[Source, Place] = {}
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -56,10 +63,13 @@ class Projection(Generic[S]):
     async def start(self) -> None:
         """Fold what the log holds, then every new event. Returns when everything that was there is folded.
 
-        Errors: Unavailable; LogLost; TimeoutError after 10 s in which the log delivered nothing; whatever `evolve` raised.
+        Errors: Unavailable; LogLost; BadKeepsake; TimeoutError after 10 s in which the log delivered nothing; whatever
+        `evolve` raised.
         """
+        still_there = await self._recall(self._keepsake) if self._keepsake is not None else []
         lasts = [await self.log.last_on(each) for each in self._filters]
         self._tail = await self.log.tail(self._filters, self.seen_seq, self._deliver)
+        await self._check_nothing_slipped(still_there)
         await self._catch_up(max((found[0] for found in lasts if found), default=0))
 
     async def stop(self) -> None:
@@ -94,6 +104,27 @@ class Projection(Generic[S]):
         """Fold an event of this process before it is stored (`stream_seq` 0)."""
         self._evolve(self.state, Stored(self.log.identity, 0, event))
 
+    async def _recall(self, keepsake: Cell) -> list[Stored]:
+        """Fold the kept events that the log has dropped; listeners hear of the log's own alone. Returns the others."""
+        recalled = await recall(keepsake, self.log.identity)
+        first_seq, _ = await self.log.bounds()
+        if recalled.seen_seq < first_seq - 1:
+            self._logger.error("dropped events are not kept", from_seq=recalled.seen_seq + 1, to_seq=first_seq - 1)
+        for stored in recalled.events:
+            if stored.stream_seq < first_seq:
+                self._note(stored)
+                self._evolve(self.state, stored)
+        # A decision on an empty log has seen what is kept: its assignments are not older than a kept loss of their node.
+        self.seen_seq = max(self.seen_seq, first_seq - 1)
+        return [stored for stored in recalled.events if stored.stream_seq >= first_seq]
+
+    async def _check_nothing_slipped(self, still_there: Sequence[Stored]) -> None:
+        """LogLost if the log has dropped one of these in the meantime: the tail may have begun behind it."""
+        if still_there:
+            first_seq, _ = await self.log.bounds()
+            if still_there[0].stream_seq < first_seq:
+                raise LogLost(f"the log dropped {still_there[0].stream_seq} while this process started")
+
     async def _catch_up(self, there: int) -> None:
         reached = asyncio.ensure_future(self.folded(there))
         failed = asyncio.ensure_future(self.failed())
@@ -124,11 +155,14 @@ class Projection(Generic[S]):
         event = stored.event
         if event.source_seq <= self.last_of(event.source).source_seq:
             return
-        self._last_of[event.source] = Place(event.source_seq, stored.stream_seq)
+        self._note(stored)
         if event.source != self.own_recorded:
             self._evolve(self.state, stored)
         for listener in self._listeners:
             listener(stored)
+
+    def _note(self, stored: Stored) -> None:
+        self._last_of[stored.event.source] = Place(stored.event.source_seq, stored.stream_seq)
 
     def _wake(self, seq: int) -> None:
         if not self._waiters:

@@ -21,12 +21,14 @@ from shared.contracts.ids import Source
 from shared.contracts.subjects import Subjects
 from shared.runtime.appending import Identity, Sealer
 from shared.runtime.clock import Clock, Ids, SystemClock
+from shared.runtime.http_limits import BoundedHttp, connections_max
+from shared.runtime.keepsake import BadKeepsake
 from shared.runtime.lease import CellLease
 from shared.runtime.nats_bus import NatsBus
-from shared.runtime.nats_lease import NatsCell, open_leases
+from shared.runtime.nats_cell import KEEPSAKE, LEASES, NatsCell, open_buckets
 from shared.runtime.nats_link import NatsLink, connect
 from shared.runtime.nats_log import open_log
-from shared.runtime.ports import Bus, EventLog, Lease, LogLost, Unavailable
+from shared.runtime.ports import Bus, Cell, EventLog, Lease, LogLost, Unavailable
 from shared.runtime.server_checks import ServerUnfit, require_nats
 from shared.runtime.settings import ServiceSettings
 from shared.runtime.telemetry import configure_logging, process_metrics
@@ -41,12 +43,14 @@ _BACKLOG = 2_048
 
 
 class Runtime(NamedTuple):
-    """What a service stands on. `bulk` is a connection of its own for claims and token frames."""
+    """What a service stands on. `bulk` is a connection of its own for claims and token frames, `keepsake` holds what is kept
+    of events that the log has dropped."""
 
     settings: ServiceSettings
     clock: Clock
     ids: Ids
     log: EventLog
+    keepsake: Cell
     bus: Bus
     bulk: Bus
     subjects: Subjects
@@ -80,7 +84,7 @@ async def open_runtime(settings: ServiceSettings, service: str) -> AsyncIterator
         link, bulk = [await _link(stack, settings, f"{source}{suffix}") for suffix in ("", "-bulk")]
         server = await require_nats(link.client)
         log = await open_log(link, subjects, settings, clock, ids)
-        await open_leases(link, subjects, settings.stream_replicas)
+        await open_buckets(link, subjects, settings.stream_replicas)
         buses = [NatsBus(each) for each in (link, bulk)]
         for bus in buses:
             stack.push_async_callback(bus.close)
@@ -92,12 +96,13 @@ async def open_runtime(settings: ServiceSettings, service: str) -> AsyncIterator
             clock=clock,
             ids=ids,
             log=log,
+            keepsake=NatsCell(link, subjects, KEEPSAKE, "pool"),
             bus=buses[0],
             bulk=buses[1],
             subjects=subjects,
             source=source,
             metrics=process_metrics(),
-            leases=lambda role: CellLease(NatsCell(link, subjects, role), source, clock),
+            leases=lambda role: CellLease(NatsCell(link, subjects, LEASES, role), source, clock),
         )
         async with _while_connected(link, bulk):
             yield runtime
@@ -179,7 +184,15 @@ async def serve(
     logger = structlog.get_logger(component="http")
     listener = _listen(settings.http_host, settings.http_port)
     host, port = listener.getsockname()[:2]
-    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=HANG_UP_S)
+    config = uvicorn.Config(
+        app,
+        http=BoundedHttp,
+        ws="none",
+        limit_concurrency=connections_max(),
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=HANG_UP_S,
+    )
     server = _Server(config)
     stopping, hurry = asyncio.Event(), asyncio.Event()
     watches = [asyncio.ensure_future(each) for each in failures]
@@ -251,7 +264,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a service to its end. What an operator can mend ends it with one line on stderr, and with code 1 or 2."""
     try:
         uvloop.run(main())
-    except (ServerUnfit, Unavailable, LogLost, CannotListen) as error:
+    except (ServerUnfit, Unavailable, LogLost, BadKeepsake, CannotListen) as error:
         sys.exit(f"{type(error).__name__}: {error}")
     except ValidationError as error:
         if not error.title.endswith("Settings"):

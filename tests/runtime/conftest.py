@@ -14,7 +14,7 @@ from shared.runtime.clock import Clock, Ids, SystemClock
 from shared.runtime.lease import CellLease
 from shared.runtime.memory import MemoryBus, MemoryCell, MemoryLog
 from shared.runtime.nats_bus import NatsBus
-from shared.runtime.nats_lease import NatsCell, open_leases
+from shared.runtime.nats_cell import LEASES, NatsCell, open_buckets
 from shared.runtime.nats_link import NatsLink, connect
 from shared.runtime.nats_log import NatsLog, open_log
 from shared.runtime.ports import Bus, EventLog
@@ -84,8 +84,8 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
             return
         client = NatsClient(request.getfixturevalue("nats_server").url, stack)
         link = await client.link()
-        await open_leases(link, SUBJECTS, replicas=1)
-        cells = NatsCell(link, SUBJECTS, "leader"), NatsCell(await client.link(), SUBJECTS, "leader")
+        await open_buckets(link, SUBJECTS, replicas=1)
+        cells = [NatsCell(each, SUBJECTS, LEASES, "leader") for each in (link, await client.link())]
         yield World(
             await client.log(),
             await client.bus(),

@@ -3,10 +3,11 @@
 import pytest
 from cache_world import CacheStory, block
 
-from services.cachemgr.decider import in_doubt, reconcile_placements, scan, take_leadership
+from services.cachemgr.decider import reconcile_placements, scan, take_leadership
 from services.cachemgr.trie import power
 from shared.contracts.events import CacheReported, CacheScanCompleted, NodeLost, ParametersChanged
 from shared.contracts.ids import NodeId, WorkerId
+from shared.model.holders import in_doubt
 from tests.support.story import adopted, assigned, committed, prefilled, registered, serving
 
 ONE, OTHER_ONE, FOUR = "n0/1/0", "n0/1/1", "n1/1/0"
@@ -167,13 +168,15 @@ def test_a_lost_node_leaves_demand_but_no_holders(story: CacheStory) -> None:
 
 
 def test_a_cache_in_doubt_is_asked_for(story: CacheStory) -> None:
-    assert in_doubt(story.state) == {}
+    holders = story.state.holders
+    assert in_doubt(holders, story.state.pool.alive) == {}
     story.stores(ONE, "a")
     story._numbers[ONE] += 1  # one event is missing
     story.stores(ONE, "b", below="a")
-    assert in_doubt(story.state) == {NodeId("n0"): (WorkerId(ONE),)}
+    assert in_doubt(holders, story.state.pool.alive) == {NodeId("n0"): (WorkerId(ONE),)}
+    assert in_doubt(holders, {NodeId("n1")}) == {}
     story.tell(CacheReported(worker=WorkerId(ONE), incarnation=1, number=3, part=1, parts=1))
-    assert in_doubt(story.state) == {}
+    assert in_doubt(holders, story.state.pool.alive) == {}
     story.state.trie.check(story.state.holders)
 
 

@@ -69,7 +69,7 @@ class TrieAgainstBruteForce(RuleBasedStateMachine):
     @rule(times=st.sampled_from([1, 2, 4, 80]))
     def scan(self, times) -> None:
         for _ in range(times):
-            self.trie.scanned()
+            self.trie.scanned(self.trie.scan + 1)
             for statistic in (self.access, self.missed):
                 for pair in statistic:
                     statistic[pair] *= self.parameters.decay

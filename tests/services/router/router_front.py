@@ -86,6 +86,7 @@ class Front:
             clock=self.clock,
             ids=self.ids,
             log=self.log,
+            keepsake=MemoryCell(),
             bus=self.bus,
             bulk=self.bus,
             subjects=SUBJECTS,
