@@ -24,11 +24,15 @@ class SubjectRule(NamedTuple):
 
 
 RULES = (
-    SubjectRule("events.requests.<source>", "router", "everybody", True, "the life of requests"),
+    SubjectRule(
+        "events.requests.<source>", "router", "router, controller, cachemgr, ledger", True, "the life of requests"
+    ),
     SubjectRule("events.cache.<node>", "worker", "router, cachemgr, ledger", True, "what workers hold"),
     SubjectRule("events.workers.<node>", "worker", "everybody", True, "nodes, prefills, drains, adoptions"),
     SubjectRule("events.control", "controller", "everybody", True, "epochs, windows, parameters; fenced"),
-    SubjectRule("events.cache-control", "cachemgr", "router, worker, ledger", True, "replication; fenced"),
+    SubjectRule(
+        "events.cache-control", "cachemgr", "router, controller, cachemgr, ledger", True, "replication; fenced"
+    ),
     SubjectRule("events.ledger", "ledger", "operators", True, "log identity and seals"),
     SubjectRule("load.<node>", "worker", "controller", False, "heartbeat, 1/s"),
     SubjectRule("alive.<router>", "router", "controller", False, "heartbeat, 1/s"),
