@@ -35,7 +35,12 @@ class WorkerSettings(ServiceSettings):
     coefficients: str = Field(default="qwen3_30b_a3b_h20", description="the set that predicts this node's prefills")
 
     queue_max: int = Field(default=256, ge=1, le=10_000, description="assignments that may wait at one worker")
-    hung_step_s_min: float = Field(default=120.0, gt=0, description="no step counts as hung before this")
+    hung_step_s_min: float = Field(
+        default=120.0,
+        gt=0,
+        description="no step counts as hung before this, nor before 10 times its prediction: ranks that share CPU cores may"
+        " be late by a minute; where each has a GPU, 5 is enough",
+    )
     stop_s_max: float = Field(default=8.0, ge=0, le=25, description="what SIGTERM leaves running steps and streams")
 
     modelled_model: str = "modelled"
