@@ -4,9 +4,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from services.router.calls import Call, Finish
+from services.router.calls import Call
 from services.router.text import REPLACEMENT, StopCutter, TextStream
 from shared.contracts.commands import TokenLogprobs
+from shared.contracts.events import Finish
 
 TokenText = Callable[[int], str]
 

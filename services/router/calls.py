@@ -11,13 +11,13 @@ import numpy as np
 
 from services.router.frames import Enough, Inbox, Piece
 from shared.contracts.commands import SamplingSpec, TokenFrame
+from shared.contracts.events import Finish
 from shared.contracts.ids import BlockId, RequestId, TenantId, WorkerId
 from shared.model.blocks import Tokens
 
 UNREAD_TOKENS_MAX = 4_096
 """A client that is this far behind its own answer does not read it: it is treated as gone."""
 
-Finish = Literal["stop", "length"]
 EndReason = Literal[
     "too-long",
     "no-worker",

@@ -7,13 +7,11 @@ little-endian, at most `CLAIM_FRAME_BYTES`; an empty answer says that this attem
 import structlog
 from pydantic import ValidationError
 
-from shared.contracts.commands import CLAIM_FRAME_BYTES, Claim
+from shared.contracts.commands import CLAIM_FRAME_BYTES, TOKEN_BYTES, Claim
 from shared.contracts.ids import RequestId, RouterId
 from shared.contracts.subjects import Subjects
 from shared.model.blocks import Tokens
 from shared.runtime.ports import Bus
-
-TOKEN_BYTES = 4
 
 
 class BufferFull(Exception):

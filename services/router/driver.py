@@ -15,12 +15,13 @@ from typing import assert_never
 import structlog
 
 from services.router import decider, handshake
-from services.router.calls import Call, Finish, Served, Unserved
+from services.router.calls import Call, Served, Unserved
 from services.router.claims import BufferFull
 from services.router.frames import Broken, Enough, FrameOrder, Piece, Signal
 from services.router.wiring import Placed, Wiring
 from shared.contracts.commands import TokenFrame
 from shared.contracts.events import (
+    Finish,
     RedirectReason,
     RequestAssigned,
     RequestCancelled,
@@ -109,7 +110,7 @@ class Driver:
         call, wiring = self._call, self._wiring
         if assigned.attempt == 1:
             wiring.metrics.assign_s.observe((wiring.clock.monotonic_ns() - call.order.arrived_ns) / 1e9)
-        if (reason := await handshake.give(wiring, call, assigned)) is not None:
+        if (reason := await handshake.give(wiring, call, self._placed)) is not None:
             raise _Stopped(reason)
 
     async def _follow(self, order: FrameOrder, first_by: float) -> Finish:
@@ -171,7 +172,7 @@ class Driver:
         """Errors: Unserved when no attempt is left."""
         call, wiring = self._call, self._wiring
         facts = decider.redirect(wiring.state, call.request, self._placed.assigned.attempt, reason)
-        wiring.record(call, facts)
+        wiring.record(call, facts, self._placed)
         wiring.metrics.redirected.labels(reason).inc()
         self._logger.info("redirected", attempt=self._placed.assigned.attempt, reason=reason)
         if any(isinstance(fact, RequestFailed) for fact in facts):
@@ -201,7 +202,7 @@ class Driver:
     def _decide_again(self) -> Placed | None:
         call, wiring = self._call, self._wiring
         facts = decider.assign_again(wiring.state, call.request, len(call.generated), wiring.moment())
-        for event in wiring.record(call, facts):
+        for event in wiring.record(call, facts, self._placed):
             if isinstance(event.data, RequestAssigned):
                 return Placed(event.data, event)
         return None
@@ -251,7 +252,7 @@ class Driver:
 
     def _end(self, fact: RequestCompleted | RequestFailed | RequestCancelled) -> None:
         """Recorded at once; one that `redirect` has recorded already is not recorded again."""
-        self._wiring.record(self._call, decider.end(self._wiring.state, fact))
+        self._wiring.record(self._call, decider.end(self._wiring.state, fact), self._placed)
         self._wiring.metrics.ended.labels(fact.TYPE.removeprefix("request-")).inc()
 
     async def _give_up(self) -> None:

@@ -6,7 +6,7 @@ import structlog
 from pydantic import ValidationError
 
 from services.router.calls import Call
-from services.router.wiring import Wiring
+from services.router.wiring import Placed, Wiring
 from shared.contracts.commands import (
     Accepted,
     Assign,
@@ -37,9 +37,10 @@ ABORT_REASON: Mapping[str, RedirectReason] = {
 """What it is called that the agent broke off, by the log or by a frame; any other `AbortReason` is `aborted`."""
 
 
-async def give(wiring: Wiring, call: Call, assigned: RequestAssigned) -> RedirectReason | None:
+async def give(wiring: Wiring, call: Call, placed: Placed) -> RedirectReason | None:
     """None when the agent has taken the assignment, else why it has not; "no-reply" if that is not known. Repeating it is
     safe."""
+    assigned = placed.assigned
     command = Assign(
         request=call.request,
         attempt=assigned.attempt,
@@ -53,6 +54,7 @@ async def give(wiring: Wiring, call: Call, assigned: RequestAssigned) -> Redirec
         stop_tokens=call.order.stop_tokens,
         sampling=call.order.sampling,
         service_us=assigned.service_us,
+        decision=placed.event.id,
         traceparent=call.order.traceparent,
     )
     logger = structlog.get_logger(component="handshake").bind(request=call.request, worker=assigned.worker)

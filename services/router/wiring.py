@@ -51,8 +51,9 @@ class Wiring:
         """Now, for a decision on `state`."""
         return Moment(self.clock.now_ns(), self.projection.seen_seq)
 
-    def record(self, call: Call, facts: list[EventData]) -> list[Envelope]:
-        """Record what was decided about `call`. Errors: OutboxFull."""
+    def record(self, call: Call, facts: list[EventData], cause: Placed | None = None) -> list[Envelope]:
+        """Record what was decided about `call`, whose last assignment was `cause`. Errors: OutboxFull."""
         if not facts:
             return []
-        return self.outbox.record(facts, Origin(call.request, traceparent=call.order.traceparent))
+        causation = cause.event.id if cause else None
+        return self.outbox.record(facts, Origin(call.request, causation, call.order.traceparent))

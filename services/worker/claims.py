@@ -7,8 +7,7 @@ import numpy as np
 import structlog
 
 from services.worker.job import Job, JobKey
-from services.worker.queue import TOKEN_BYTES
-from shared.contracts.commands import CLAIM_FRAME_BYTES, Claim, encode_message
+from shared.contracts.commands import CLAIM_FRAME_BYTES, TOKEN_BYTES, Claim, encode_message
 from shared.contracts.subjects import Subjects
 from shared.model.blocks import Tokens
 from shared.runtime.clock import Clock

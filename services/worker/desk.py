@@ -69,10 +69,8 @@ class Desk:
         return Accepted() if key in self._open else self._answers.get(key)
 
     def refusal(self, assign: Assign) -> Refused | None:
-        """Why a new assignment cannot be queued now."""
-        queue = self._queues.get(assign.worker)
-        if queue is None:
-            return Refused(reason="unknown-worker", detail=f"{assign.worker} is none of {list(self._queues)}")
+        """Why a new assignment to one of these workers cannot be queued now."""
+        queue = self._queues[assign.worker]
         if assign.worker in self._draining:
             return Refused(reason="draining", detail=assign.worker)
         if any(job.key.attempt > assign.attempt for job in self.of_request(assign.request)):

@@ -6,8 +6,8 @@ Pure. A queued assignment is not claimed yet or is being claimed; whoever starts
 from collections.abc import Iterator
 
 from services.worker.job import Job, JobKey
+from shared.contracts.commands import TOKEN_BYTES
 
-TOKEN_BYTES = 4
 CLAIMS_AHEAD_MAX = 4
 """How many leading assignments are claimed. One would do if claims took no time; four cover a burst of short prompts."""
 

@@ -1,4 +1,4 @@
-"""How a node's facts reach the log: under the request they belong to, with its trace."""
+"""How a node's facts reach the log: under the request they belong to, with its trace, caused by its assignment."""
 
 from collections.abc import Sequence
 
@@ -21,4 +21,4 @@ class Recorder:
             return []
         if job is None:
             return self.outbox.record(facts)
-        return self.outbox.record(facts, Origin(correlation=job.assign.request, traceparent=job.assign.traceparent))
+        return self.outbox.record(facts, Origin(job.assign.request, job.assign.decision, job.assign.traceparent))

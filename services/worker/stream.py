@@ -1,7 +1,6 @@
 """What follows a prefill: the first token at once, then the hand-off of its KV and the tokens that decode makes."""
 
 from contextlib import aclosing
-from typing import Literal
 
 from services.worker.decider import Prefilled, hand_off
 from services.worker.engine.protocol import Engine, Sampling, Token
@@ -9,13 +8,11 @@ from services.worker.frames import Frames
 from services.worker.job import Job
 from services.worker.record import Recorder
 from shared.contracts.commands import Assign, TokenFrame, TokenLogprobs
+from shared.contracts.events import Finish
 from shared.runtime.clock import Clock
 
 FRAME_GAP_NS = 5_000_000
 """Tokens that follow each other faster travel together: 200 frames a second are smoother than anybody reads."""
-
-
-Finish = Literal["stop", "length"]
 
 
 def sampling_of(assign: Assign) -> Sampling:

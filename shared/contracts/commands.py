@@ -5,10 +5,15 @@ repeated copy does no harm. Tokens travel as the claim check's u32 little-endian
 """
 
 from typing import Annotated, Literal
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from shared.contracts.events import Finish
 from shared.contracts.ids import NodeId, RequestId, RouterId, WorkerId
+
+TOKEN_BYTES = 4
+"""A token in a claim reply: u32, little-endian."""
 
 CLAIM_FRAME_BYTES = 256 * 1024
 """The largest piece of a prompt in one claim reply: 65,536 tokens."""
@@ -30,7 +35,8 @@ class SamplingSpec(Message):
 
 
 class Assign(Message):
-    """Queue this request. Idempotent by (request, attempt). Answers Accepted or Refused."""
+    """Queue this request. Idempotent by (request, attempt). Answers Accepted or Refused. `decision` is the id of the
+    `request-assigned` behind it: what comes of it names that as its cause."""
 
     kind: Literal["assign"] = "assign"
     request: RequestId
@@ -45,6 +51,7 @@ class Assign(Message):
     stop_tokens: tuple[int, ...] = ()
     sampling: SamplingSpec
     service_us: int
+    decision: UUID | None = None
     traceparent: str | None = None
 
 
@@ -192,7 +199,7 @@ class TokenFrame(Message):
     queue_us: int = 0
     fetch_us: int = 0
     prefill_us: int = 0
-    finish: Literal["stop", "length"] | None = None
+    finish: Finish | None = None
     error: str | None = None
 
 

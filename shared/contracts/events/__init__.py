@@ -33,6 +33,7 @@ from shared.contracts.events.ledger import LogReset, LogSealed
 from shared.contracts.events.requests import (
     ENDS,
     Exclusion,
+    Finish,
     PricedCandidate,
     RedirectReason,
     RequestAssigned,
@@ -80,6 +81,7 @@ __all__ = [
     "EpochAborted",
     "EpochCommitted",
     "Exclusion",
+    "Finish",
     "Frozen",
     "KvHandedOff",
     "LeadershipTaken",

@@ -16,6 +16,9 @@ RedirectReason = Literal[
     "draining", "stale-epoch", "unknown-worker", "full", "no-reply", "node-lost", "rebalanced", "claim-lost", "aborted"
 ]
 
+Finish = Literal["stop", "length"]
+"""How a whole answer ended: at a stop token or string, or at its limit of tokens."""
+
 
 @event("router-registered", channel=Channel.REQUESTS, senders=("router",))
 class RouterRegistered(EventData):
@@ -138,7 +141,7 @@ class RequestCompleted(EventData):
     tpot_us: int
     output_tokens: int
     cached_tokens: int
-    finish: Literal["stop", "length"]
+    finish: Finish
 
 
 @event("request-failed", channel=Channel.REQUESTS, senders=("router",))

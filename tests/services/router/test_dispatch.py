@@ -12,6 +12,7 @@ from services.router import dispatch
 from services.router.calls import NotReceived, Unserved
 from services.router.frames import Broken
 from shared.contracts.commands import Assign, Claim, RouterAlive, encode_message
+from shared.contracts.envelope import Envelope
 from shared.contracts.events import (
     ENDS,
     NodeDeclaredLost,
@@ -195,6 +196,28 @@ async def test_the_record_names_who_gave_the_first_token_and_how(tmp_path: Path)
         assert (done.worker, done.cached_tokens) == ("n0/1/0", 3)
         assert (done.queue_us, done.fetch_us, done.prefill_us) == (4, 2, 5)
         assert done.ttft_us == 4 + 2 + 5 + done.handoff_us
+
+
+async def test_what_follows_an_assignment_names_it_as_its_cause(tmp_path: Path) -> None:
+    async with front(tmp_path) as router:
+        envelopes: list[Envelope] = []
+        router.projection.listen(lambda stored: envelopes.append(stored.event))
+        agent = Agent(router, "n0")
+        agent.refusals = ["full"]
+        await agent.start((4, 4))
+        await router.answer(PROMPT)
+        await router.settled()
+        first, second = [each.decision for each in agent.assigns]
+        mine = [each for each in envelopes if each.source == SOURCE and each.correlation is not None]
+        assert [(each.type, each.causation) for each in mine] == [
+            ("request-received", None),
+            ("request-assigned", None),
+            ("request-redirected", first),
+            ("request-assigned", first),
+            ("request-completed", second),
+        ]
+        assert [each.id for each in mine if each.type == "request-assigned"] == [first, second]
+        assert len({each.correlation for each in mine}) == 1
 
 
 async def test_a_restarted_incarnation_that_nobody_saw_die(tmp_path: Path) -> None:

@@ -95,6 +95,15 @@ async def test_an_aborted_reconfiguration_gives_the_old_workers_back() -> None:
         assert len(world.of("again")) == 1
 
 
+async def test_a_new_life_takes_work_at_a_worker_that_was_draining() -> None:
+    world = World()
+    async with running(world):
+        await world.ask(order(worker(0)))
+        await world.engines[-1].close()
+        await world.clock.advance(0.5)
+        assert (await world.ask(world.assignment("a", prompt(10)))).kind == "accepted"
+
+
 async def test_a_switch_keeps_the_blocks_and_the_new_workers_report_them() -> None:
     world = World()
     async with running(world):
@@ -103,6 +112,7 @@ async def test_a_switch_keeps_the_blocks_and_the_new_workers_report_them() -> No
         await world.ask(order(worker(0), worker(1)))
         await world.clock.advance(0.1)
         await world.adopt(2, (2, 2))
+        assert world.state.held_blocks == {worker(0, epoch=2): 10, worker(2, epoch=2): 0}
         reports = [each for each in world.events(CacheReported) if each.worker == worker(0, epoch=2)]
         assert len(reports) == 1
         assert len(reports[0].runs[0].block_ids) == 10 * 16
@@ -110,6 +120,19 @@ async def test_a_switch_keeps_the_blocks_and_the_new_workers_report_them() -> No
         await world.clock.advance(0.5)
         assert world.of("b")[0].cached_tokens == 144
         assert (await world.ask(world.assignment("c", prompt(16), at=worker(0, epoch=1)))).reason == "stale-epoch"
+
+
+async def test_a_switch_ends_the_hold_of_its_drain() -> None:
+    """What opened the gate after 3 s would let a step slip into the next switch."""
+    world = World()
+    async with running(world):
+        await world.ask(order(worker(0), worker(1)))
+        await world.adopt(2, (2, 2))
+        for index in range(2):
+            await world.ask(world.assignment(f"r{index}", prompt(1_300, seed=index), at=worker(0, epoch=2)))
+        await world.clock.advance(0.5)
+        switch = Adopt(term=1, node=NODE, incarnation=1, epoch=3, composition=(4,))
+        assert (await world.ask(switch, within_s=1.0)).kind == "accepted"
 
 
 async def test_every_rank_says_that_it_has_adopted_before_the_answer() -> None:

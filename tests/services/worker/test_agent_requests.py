@@ -1,11 +1,16 @@
 """The life of a request at an agent, over the in-memory log and bus, with the modelled engine and a scripted router."""
 
 from dataclasses import replace
+from uuid import UUID
 
 import numpy as np
+import pytest
 
+from services.worker import desk
+from services.worker.engine.modelled import ModelledEngine
+from services.worker.engine.protocol import PrefillStep, StepResult
 from services.worker.job import Stage
-from shared.contracts.commands import Cancel, Copy, Release, Report, SamplingSpec
+from shared.contracts.commands import Cancel, Claim, Copy, Release, Report, SamplingSpec
 from shared.contracts.events import (
     BlocksEvicted,
     BlocksStored,
@@ -61,6 +66,22 @@ async def test_a_prefill_gives_its_facts_and_its_first_token_when_it_ends() -> N
         assert (completed.computed_tokens, completed.cached_own_tokens, completed.node_epoch) == (100, 0, 1)
         assert (stored.number, stored.first_depth, stored.blocks) == (1, 0, 100 // BLOCK_TOKENS)
         assert all(each.correlation == "a" for each in world.envelopes() if each.type.startswith("prefill"))
+
+
+async def test_what_comes_of_an_assignment_names_the_decision_behind_it() -> None:
+    world = World()
+    decision, trace = UUID(int=7), f"00-{'a' * 32}-{'b' * 16}-01"
+    async with running(world):
+        asked = world.assignment("a", prompt(100), max_new_tokens=2, decode=True, decision=decision, traceparent=trace)
+        await world.ask(asked)
+        await world.ask(world.assignment("b", prompt(100), decision=decision, traceparent=trace))
+        await world.ask(Cancel(request=RequestId("b"), attempt=1))
+        await world.clock.advance(2.0)
+        mine = [each for each in world.envelopes() if each.correlation in ("a", "b")]
+        assert {each.type for each in mine} == {
+            "prefill-started", "prefill-completed", "prefill-aborted", "blocks-stored", "kv-handed-off"
+        }  # fmt: skip
+        assert {(each.causation, each.traceparent) for each in mine} == {(decision, trace)}
 
 
 async def test_the_first_token_does_not_wait_for_the_log() -> None:
@@ -175,6 +196,24 @@ async def test_a_queue_that_is_full_says_so() -> None:
         assert replies == ["accepted", "accepted", "accepted", "refused"], "one runs, two wait"
 
 
+async def test_a_node_whose_events_are_not_stored_takes_nothing_new() -> None:
+    world = World()
+    async with running(world) as agent:
+        agent._ports.recorder.outbox._publisher.cancel()
+        assert (await world.ask(world.assignment("a", prompt(10)))).kind == "accepted"
+        await world.clock.advance(2.5)
+        assert (await world.ask(world.assignment("b", prompt(10)))).reason == "full"
+
+
+async def test_streams_without_number_hold_no_memory_without_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "STREAMS_MAX", 1)
+    world = World()
+    async with running(world):
+        await world.ask(world.assignment("streams", prompt(20), max_new_tokens=1_000, decode=True))
+        await world.clock.advance(0.1)
+        assert (await world.ask(world.assignment("a", prompt(10)))).reason == "full"
+
+
 async def test_a_released_job_leaves_the_queue_and_a_running_one_does_not() -> None:
     world = World()
     async with running(world):
@@ -211,6 +250,13 @@ async def test_a_new_attempt_voids_the_older_one() -> None:
         assert len(world.events(PrefillStarted)) == 2
 
 
+async def test_an_older_attempt_that_comes_late_is_refused() -> None:
+    world = World()
+    async with running(world):
+        await world.ask(world.assignment("a", prompt(500), attempt=2))
+        assert "a later one is here" in (await world.ask(world.assignment("a", prompt(500)))).detail
+
+
 async def test_junk_and_what_is_not_supported_get_a_clear_refusal() -> None:
     world = World()
     async with running(world):
@@ -242,6 +288,26 @@ async def test_a_cancelled_job_leaves_from_whatever_stage() -> None:
         sent = len(world.frames)
         await world.clock.advance(3.0)
         assert len(world.frames) == sent, "nothing more is generated, and nobody is told what he asked for"
+
+
+class Late(ModelledEngine):
+    """A cancellation finds its step over, but its result not told yet."""
+
+    async def prefill(self, step: PrefillStep) -> StepResult:
+        result = await super().prefill(step)
+        await self._sleep(0.1)
+        return result
+
+
+async def test_a_cancellation_that_comes_too_late_for_the_step_leaves_its_blocks_and_tells_nobody() -> None:
+    world = World(engine_class=Late)
+    async with running(world):
+        await world.ask(world.assignment("a", prompt(100), max_new_tokens=8, decode=True))
+        await world.clock.advance(0.15)
+        await world.ask(Cancel(request=RequestId("a"), attempt=1))
+        await world.clock.advance(1.0)
+        assert (world.frames, aborts(world), len(world.state.desk)) == ([], [], 0)
+        assert [each.blocks for each in world.events(BlocksStored)] == [6]
 
 
 async def test_a_cancellation_is_of_its_attempt_and_those_before_it() -> None:
@@ -328,6 +394,21 @@ async def test_a_router_that_answers_nonsense_loses_the_claim() -> None:
         assign = world.assignment("a", prompt(100))
         world.prompts[RequestId("a")] = prompt(101)
         await world.ask(assign)
+        await world.clock.advance(0.5)
+        assert aborts(world) == [("a", 1, "claim-lost")]
+
+
+class AllAtOnce(World):
+    """Its router answers a claim with the whole prompt."""
+
+    async def _claimed(self, _subject: str, payload: bytes) -> bytes:
+        return self.prompts[Claim.model_validate_json(payload).request].astype("<u4").tobytes()
+
+
+async def test_a_claim_reply_that_is_larger_than_agreed_is_not_taken() -> None:
+    world = AllAtOnce(node=replace(SMALL, blocks_per_rank=8_192))
+    async with running(world):
+        await world.ask(world.assignment("a", prompt(70_000)))
         await world.clock.advance(0.5)
         assert aborts(world) == [("a", 1, "claim-lost")]
 
