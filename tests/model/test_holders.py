@@ -177,6 +177,7 @@ def test_an_incarnation_that_was_not_registered_is_blind_until_a_report(story: H
     story.stores(1, run("abcd"))
     story.stores(1, run("xy"), incarnation=2)
     assert (story.holders.trust(W0), story.matched("abcd"), story.matched("xy")) == ("blind", 0, 0)
+    assert set(story.holders.workers[W0].parents) == set(path("xy")), "what the one before held is gone with it"
     story.stores(3, run("z"), incarnation=2)
     assert story.holders.trust(W0) == "blind", "a gap does not raise trust"
     story.reports(3, [run("xy")], incarnation=2)
@@ -201,6 +202,15 @@ def test_half_a_report_counts_for_nothing(story: HoldersStory) -> None:
     assert story.holders.trust(W0) == "degraded", "its second part is yet to come"
     story.reports(3, [run("xy")], [run("abcd")])
     assert (story.holders.trust(W0), story.matched("abcd"), story.matched("xy")) == ("exact", 4, 2)
+
+
+def test_workers_of_a_commit_are_of_the_incarnation_that_lives(story: HoldersStory) -> None:
+    story.tell(registered(incarnation=2, epoch=1), committed("n0", 2, (8,)))
+    coming = WorkerId("n0/2/0")
+    story.stores(1, run("ab"), worker=coming, incarnation=1)
+    assert story.matched("ab", coming) == 0
+    story.stores(1, run("ab"), worker=coming, incarnation=2)
+    assert (story.holders.trust(coming), story.matched("ab", coming)) == ("exact", 2)
 
 
 def test_a_lost_node_holds_nothing_and_late_word_of_an_older_incarnation_takes_nothing(story: HoldersStory) -> None:

@@ -110,6 +110,8 @@ def test_an_older_registration_changes_nothing() -> None:
     story = PoolStory(registered(incarnation=2, epoch=1), committed(), registered(incarnation=1))
     assert story.pool.nodes[N0].incarnation == 2
     assert story.schedulable == ["n0/1/0", "n0/1/4"]
+    story.tell(NodeLost(node=N0, incarnation=2, reason="test"), registered(incarnation=2, epoch=1))
+    assert story.schedulable == [], "the same incarnation does not come back"
 
 
 def test_a_cordon_keeps_the_workers_and_gives_them_nothing() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -9,7 +10,7 @@ from shared.runtime import outbox as outbox_module
 from shared.runtime.appending import Fenced, Origin
 from shared.runtime.memory import ManualClock, MemoryLog
 from shared.runtime.outbox import Outbox, OutboxFull
-from shared.runtime.ports import LogLost
+from shared.runtime.ports import Entry, LogLost
 from tests.runtime.conftest import World
 from tests.runtime.faults import FaultyLog, HastyClock
 from tests.runtime.writing import contents, follower, lost, outbox, registered, sealer
@@ -135,6 +136,36 @@ async def test_an_outbox_is_bounded_by_bytes_too(monkeypatch: pytest.MonkeyPatch
     assert not out.ready
     with pytest.raises(OutboxFull, match="bytes wait"):
         out.record([registered(3)])
+
+
+class Counting(MemoryLog):
+    """Remembers how many entries and bytes each append had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.appends: list[tuple[int, int]] = []
+
+    async def append(self, entries: Sequence[Entry], expected: Mapping[str, int]) -> int:
+        self.appends.append((len(entries), sum(len(entry.payload) for entry in entries)))
+        return await super().append(entries, expected)
+
+
+async def test_a_batch_is_bounded_in_events_and_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, clock = Counting(), HastyClock()
+    out = await outbox(log, "router-1", clock)
+    out.record([registered(n) for n in range(250)])
+    await out.stored(out.record([registered(0)])[-1])
+    assert [events for events, _ in log.appends] == [100, 100, 51]
+    size = log.appends[-1][1] // 51
+    log.appends.clear()
+    monkeypatch.setattr(outbox_module, "BATCH_BYTES_MAX", 10 * size)
+    await out.stored(out.record([registered(n) for n in range(40)])[-1])
+    assert all(written <= 10 * size for _, written in log.appends)
+    assert sum(events for events, _ in log.appends) == 40
+    monkeypatch.setattr(outbox_module, "BATCH_BYTES_MAX", 1)
+    await asyncio.wait_for(out.stored(out.record([registered(1)])[-1]), 5)
+    assert log.appends[-1][0] == 1, "one event goes whatever its size"
+    await out.stop()
 
 
 async def test_stop_publishes_what_waits(world: World) -> None:

@@ -93,7 +93,17 @@ async def test_engines_that_keep_dying_young_are_restarted_ever_more_slowly() ->
         for _ in range(200):
             await world.engines[-1].close()
             await world.clock.advance(0.5)
-        assert 5 <= len(world.engines) <= 10, "0, 1, 2, 5, 10, 30 and 30 s apart"
+        assert 5 <= len(world.engines) <= 10, "0, 1, 5, 15, 30 and 30 s apart"
+
+
+async def test_an_engine_that_has_lived_for_long_is_restarted_at_once() -> None:
+    world = World()
+    async with running(world) as agent:
+        for lived_s in (10, 10, 10, 70):
+            await world.clock.advance(lived_s)
+            await world.engines[-1].close()
+        await world.clock.advance(0.1)
+        assert (len(world.engines), agent.ready()) == (5, None)
 
 
 class Unstartable(ModelledEngine):
