@@ -99,11 +99,11 @@ def take_leadership(state: State, leader: str, lease_term: int) -> LeadershipTak
 
 
 def close_window(state: State, now_ns: int) -> list[EventData]:
-    """`window-closed`, once the window has lasted H. Clocks of two leaders may differ: a length is at least 1 µs."""
+    """`window-closed`, once the window has lasted H."""
     started_ns = state.windows.started_ns
     if started_ns is None or now_ns - started_ns < state.parameters.window_s * 10**9:
         return []
-    length_us = max((now_ns - started_ns) // 1_000, 1)
+    length_us = (now_ns - started_ns) // 1_000
     return [windows_model.close(state.windows, state.pool, state.parameters, state.seen_seq, length_us)]
 
 

@@ -81,7 +81,7 @@ def _wanted(node: Node, spec: NodeRegistered, configured: Composition, used: int
         epoch, composition = (unused if used else 1), configured
     elif misfit(spec, node.composition):
         epoch, composition = unused, configured
-    elif max(served) > node.epoch or used > node.epoch:
+    elif max(served) > node.epoch:
         epoch, composition = unused, node.composition
     else:
         epoch, composition = node.epoch, node.composition

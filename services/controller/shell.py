@@ -81,7 +81,7 @@ class Controller:
         self._adopting: set[NodeId] = set()
         self._adopt_after_ns: dict[NodeId, int] = {}
         self._refusals: dict[NodeId, Refusal] = {}
-        """The last one of each node since it adopted anything."""
+        """The last one of each node, which has been told."""
         self._refused: dict[Incarnation, int] = {}
         self._running: asyncio.Task[None] | None = None
         self._logger = structlog.get_logger(component="controller")
@@ -196,7 +196,6 @@ class Controller:
             self._refuse(each, "no-reply", str(error))
             return
         if isinstance(reply, Accepted):
-            self._refusals.pop(each.node, None)
             origin = Origin(correlation=f"{each.node}/{each.epoch}")
             await self._decide(lambda: epochs.commit(self.state, each, self._capacity_us), origin)
         elif isinstance(reply, Refused):

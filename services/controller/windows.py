@@ -115,9 +115,8 @@ def evolve(windows: Windows, stored: Stored, parameters: Parameters) -> None:
 def close(windows: Windows, pool: Pool, parameters: Parameters, to_seq: int, length_us: int) -> WindowClosed:
     """The window that ends at `to_seq`, to which `windows` and `pool` are folded; it lasted `length_us`."""
     total = windows.older
-    for seq, tally in windows.counted:
-        if seq <= to_seq:
-            total = total.plus(tally)
+    for _, tally in windows.counted:
+        total = total.plus(tally)
     return WindowClosed(
         k=windows.k + 1,
         from_seq=windows.from_seq,

@@ -21,11 +21,23 @@ from shared.runtime.leadership import Leadership
 from shared.runtime.lease import CellLease
 from shared.runtime.memory import ManualClock, MemoryBus, MemoryCell, MemoryLog
 from shared.runtime.outbox import Outbox
+from shared.runtime.ports import Unavailable
 from shared.runtime.projection import Projection
 from tests.support.story import adopted, registered
 
 N0 = NodeId("n0")
 SUBJECTS = Subjects("main")
+
+
+class Cell(MemoryCell):
+    """A record on a server that may be `away`."""
+
+    away = False
+
+    async def write(self, value: bytes, revision: int) -> int:
+        if self.away:
+            raise Unavailable("the server is away")
+        return await super().write(value, revision)
 
 
 class Pool:
@@ -39,6 +51,7 @@ class Pool:
         self.commands: list[Adopt] = []
         self.reply: Reply = Accepted()
         self.beating = True
+        self.cell = Cell()
 
     def _sealer(self, name: str) -> Sealer:
         return Sealer(Identity("main", Source(name), name), SUBJECTS, self.clock, Ids(self.clock, random.Random(name)))
@@ -55,7 +68,7 @@ class Pool:
         state = decider.initial()
         projection = Projection(self.log, [SUBJECTS.all_events], state, decider.evolve)
         self.leadership = Leadership(
-            CellLease(MemoryCell(), "c1", self.clock),
+            CellLease(self.cell, "c1", self.clock),
             projection,
             Fence(projection, self._sealer("c1"), SUBJECTS.control, self.clock),
             lambda lease_term: decider.take_leadership(state, "c1", lease_term),
@@ -173,6 +186,20 @@ async def test_silence_is_noticed_and_deafness_forgives_it() -> None:
     await pool.live(2)
     [lost] = pool.all(NodeDeclaredLost)
     assert lost.silent_us >= 5_000_000
+
+
+async def test_nobody_is_lost_while_the_servers_are_away() -> None:
+    pool = Pool()
+    await pool.start()
+    pool.agent.record([registered("n0")])
+    await pool.live(8)
+    pool.cell.away, pool.beating = True, False
+    await pool.live(20)
+    pool.cell.away = False
+    await pool.live(4)
+    assert not pool.all(NodeDeclaredLost)
+    await pool.live(5)
+    assert len(pool.all(NodeDeclaredLost)) == 1
 
 
 async def test_windows_close_on_time_and_are_shown() -> None:

@@ -111,6 +111,16 @@ def test_new_hardware_gets_the_configured_composition() -> None:
     story.tell(*serving("n1", (4,)), registered("n1", incarnation=2, ranks=8, epoch=0))
     [want] = asked(story)
     assert want == Wanted(NodeId("n1"), 2, 2, (8,))
+    story.tell(*adopted("n1", 2, incarnation=2))  # and the leader died before its commit
+    assert asked(story) == [want._replace(epoch=3)], "2 may have been another composition"
+
+
+def test_a_number_of_an_aborted_saga_does_not_keep_a_new_life_from_the_committed_epoch() -> None:
+    story = led()
+    story.tell(*serving("n0", (4, 4)))
+    story.tell(*plan(story.state.sagas, story.state.pool, story.state.parameters, Move(N0, (8,), "paper", "x")))
+    story.tell(EpochAborted(node=N0, epoch=2, step="draining", reason="node-lost"), registered(incarnation=2))
+    assert asked(story) == [Wanted(N0, 2, 1, (4, 4))]
 
 
 def test_an_answer_of_a_node_that_has_moved_on_commits_nothing() -> None:

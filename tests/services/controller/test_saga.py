@@ -96,9 +96,10 @@ def test_a_split_from_plan_to_commit() -> None:
     assert next_step(story) == []
     assert order(story) == Adopt(term=7, node=N0, incarnation=1, epoch=2, composition=(1, 1, 2, 2, 2))
 
-    story.tell(*adopted("n0", 2, ranks=7))
-    assert story.state.sagas.open[N0].step == "switching"
     story.tell(adopted("n0", 2, switch_us=90)[7])
+    story.tell(*adopted("n0", 2, ranks=6))
+    assert story.state.sagas.open[N0].step == "switching"
+    story.tell(adopted("n0", 2)[6])
     assert story.state.sagas.open[N0].step == "reconciling"
     assert (next_step(story), order(story)) == ([], None)
 
@@ -201,6 +202,14 @@ def test_an_impossible_composition_is_not_planned(composition: Composition, why:
     move = SPLIT._replace(composition=composition)
     assert obstacle(story.state.sagas, story.state.pool, story.state.parameters, move) == why
     assert planned(story, move) == []
+
+
+def test_a_degree_that_the_engine_has_no_group_for_is_not_planned() -> None:
+    story = serving_story()
+    story.tell(registered(incarnation=2, epoch=1, composition=(1, 1, 2, 4)).model_copy(update={"degrees": (1, 2, 4)}))
+    move = SPLIT._replace(composition=(8,))
+    why = obstacle(story.state.sagas, story.state.pool, story.state.parameters, move)
+    assert why == "composition (8,): degrees [8] are not among (1, 2, 4) of node n0"
 
 
 def test_one_saga_per_node_and_reconfigurations_max_in_the_pool() -> None:
