@@ -36,14 +36,14 @@ def test_fetched_blocks_are_not_accessed(story: CacheStory) -> None:
 
 
 def test_a_block_that_is_absent_at_the_preferred_degree_is_missed_by_its_marginal_benefit(story: CacheStory) -> None:
-    story.stores(ONE, "a b c")
-    story.stores(FOUR, "a")
-    story.receives("r", "a b c d", 450)
-    story.tell(assigned("r", ONE, 150, 300, preferred_degree=4))
-    # At degree 4, a is there; b and c would each have saved 0.19 s; d is nowhere and cannot be copied.
-    assert [story.demand(name, 4)[1] for name in "abc"] == [0, pytest.approx(0.19), pytest.approx(0.19)]
-    assert block("d") not in story.state.trie.nodes
-    assert story.demand("b", 1) == (0, 0)
+    story.stores(ONE, "a b c d")
+    story.stores(FOUR, "a b")
+    story.receives("r", "a b c d e", 550)
+    story.tell(assigned("r", ONE, 150, 400, preferred_degree=4))
+    # At degree 4, a and b are there; c and d would each have saved 0.19 s; e is nowhere and cannot be copied.
+    assert [story.demand(name, 4)[1] for name in "abcd"] == [0, 0, pytest.approx(0.19), pytest.approx(0.19)]
+    assert block("e") not in story.state.trie.nodes
+    assert story.demand("c", 1) == (0, 0)
 
 
 def test_a_present_degree_misses_nothing(story: CacheStory) -> None:
@@ -109,6 +109,21 @@ def test_a_scan_by_hand(story: CacheStory) -> None:
     assert (fact.inter_candidates, fact.intra_candidates) == (3, 1)
     fact = recorded_scan(story)
     assert (fact.inter_candidates, fact.intra_candidates, fact.reclaim_candidates) == (0, 0, 1)
+
+
+def test_a_statistic_at_its_threshold_is_neither_above_nor_below_it(story: CacheStory) -> None:
+    thresholds = {"theta_inter": 0.19, "theta_intra": 2.0, "theta_reclaim": 1.0}
+    story.tell(ParametersChanged(parameters_version=1, changes=thresholds, asked_by="me"))
+    story.stores(ONE, "a")
+    reuse(story, "r", "a")
+    story.receives("m", "a", 150)
+    story.tell(assigned("m", ONE, 150, preferred_degree=4))
+    assert (story.demand("a", 1)[0], story.demand("a", 4)[1]) == (1, 0.19)
+    [fact] = scan(story.state)
+    assert (fact.inter_candidates, fact.intra_candidates, fact.reclaim_candidates) == (0, 0, 0)
+    reuse(story, "s", "a")
+    [fact] = scan(story.state)
+    assert fact.intra_candidates == 0, "two accesses are not more than two"
 
 
 def test_demand_decays_without_being_looked_at(story: CacheStory) -> None:

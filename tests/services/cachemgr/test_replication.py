@@ -9,12 +9,15 @@ from services.cachemgr.replication import COPY_S_MAX, Wish, order, request, sett
 from shared.contracts.commands import Copy
 from shared.contracts.events import (
     BlockRun,
+    BlocksStored,
+    Cordoned,
     EpochAborted,
     NodeLost,
     ReconfigurationPlanned,
     ReplicaInstalled,
     ReplicationFailed,
     ReplicationRequested,
+    Uncordoned,
 )
 from shared.contracts.ids import NodeId, WorkerId
 from shared.model.lattice import Composition
@@ -57,6 +60,7 @@ def test_a_copy_from_request_to_installation(story: CacheStory) -> None:
     )
     story.tell(asked)
     assert requested(story) == [], "it is under way"
+    assert requested(story, WISH._replace(operation="op-2")) == [], "under whatever name"
     assert settled(story) == []
     operation = story.state.operations.open["op-1"]
     assert order(operation, story.state.trie, 3) == Copy(
@@ -75,6 +79,7 @@ def test_a_copy_from_request_to_installation(story: CacheStory) -> None:
     story.stores(FOUR, "c", below="b")
     assert order(operation, story.state.trie, 3) is None
     story.wait(60)
+    story.stores(FOUR, "x", below="c")  # something else, much later
     [installed] = settled(story)
     assert installed == ReplicaInstalled(operation="op-1", z=block("c"), destination=FOUR, blocks=2, copy_us=500_000)
     story.tell(installed)
@@ -120,6 +125,17 @@ def test_a_destination_that_is_gone_has_failed(story: CacheStory, fact) -> None:
 )
 def test_an_impossible_copy_is_not_requested(story: CacheStory, wish: Wish) -> None:
     assert requested(story, wish) == []
+
+
+def test_nothing_is_copied_from_whom_nobody_believes_or_to_where_nobody_is_sent(story: CacheStory) -> None:
+    story.tell(Cordoned(node=NodeId("n1"), asked_by="me"))
+    assert requested(story) == []
+    story.tell(Uncordoned(node=NodeId("n1"), asked_by="me"))
+    assert requested(story) != []
+    run = BlockRun(block_ids=b"".join(chain("a b c")))
+    story.tell(BlocksStored(worker=ONE, incarnation=2, number=1, cause="fetch", blocks=3, runs=(run,)))
+    assert story.state.holders.trust(ONE) == "blind"
+    assert requested(story) == []
 
 
 # --- reconciliation

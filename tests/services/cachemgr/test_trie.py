@@ -179,6 +179,9 @@ def test_the_hottest_are_found_among_the_last_demanded(monkeypatch) -> None:
     trie.missed(second, 4, 2.0)
     assert [node for node, _ in trie.hottest(5)] == [second, third]
     assert [node for node, _ in trie.hottest(1)] == [second]
+    fourth = trie.nodes[PATHS[1][3]]
+    trie.accessed(fourth, 1)
+    assert {node.block for node, _ in trie.hottest(5)} == {second.block, fourth.block}, "third is older"
 
 
 def test_check_finds_a_wrong_count() -> None:
