@@ -84,7 +84,7 @@ class NatsLink:
         return await asyncio.shield(self._closed)
 
     async def open(self, servers: list[str], name: str, user: str | None, password: str | None, limit_s: float) -> None:
-        """Connect. Unavailable after `limit_s`, or at once if the server refuses us."""
+        """Connect, once. Unavailable after `limit_s`, or at once if the server refuses us; other errors are worth a new try."""
         connecting = asyncio.ensure_future(
             self.client.connect(
                 servers=servers,
@@ -105,18 +105,18 @@ class NatsLink:
         )
         first: list[asyncio.Future[Any]] = [connecting, self._refused]
         await asyncio.wait(first, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        if not connecting.done():
+        if not connecting.done() or connecting.exception() is not None:
             connecting.cancel()
-            await asyncio.gather(connecting, return_exceptions=True)
+            (error,) = await asyncio.gather(connecting, return_exceptions=True)
             await self.close()
+            if isinstance(error, Exception) and not self._refused.done():
+                raise error
             reason = (
-                f"no answer within {limit_s:g} s: {self._last_error}" if not self._refused.done() else self._last_error
+                self._refused.result()
+                if self._refused.done()
+                else f"no answer within {limit_s:g} s: {self._last_error}"
             )
             raise Unavailable(f"cannot connect to NATS at {self.addresses} ({reason})")
-        try:
-            connecting.result()
-        except (nats.errors.Error, OSError) as error:
-            raise Unavailable(f"cannot connect to NATS at {self.addresses} ({error})") from error
         self._connected.set()
 
     async def close(self) -> None:
@@ -177,6 +177,17 @@ async def connect(
     """Connect to one of the servers in `url` (separated by commas). Errors: Unavailable."""
     servers = [each.strip() for each in url.split(",")]
     # Never the whole URL: it may hold a password.
-    link = NatsLink(",".join(urlsplit(each).netloc.rpartition("@")[2] for each in servers))
-    await link.open(servers, name, user, password, limit_s)
-    return link
+    addresses = ",".join(urlsplit(each).netloc.rpartition("@")[2] for each in servers)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + limit_s
+    while True:
+        link = NatsLink(addresses)
+        try:
+            await link.open(servers, name, user, password, limit_s)
+        except (nats.errors.Error, OSError) as error:
+            # nats-py tries again by itself, but not when closing the socket that failed fails too.
+            if loop.time() >= end:
+                raise Unavailable(f"cannot connect to NATS at {addresses} ({error})") from error
+            await asyncio.sleep(RECONNECT_EVERY_S)
+        else:
+            return link

@@ -118,3 +118,12 @@ async def test_one_of_several_servers_is_enough(nats: NatsClient) -> None:
     link = await connect(f"nats://127.0.0.1:1, {nats.url}", "test", limit_s=5)
     assert link.client.is_connected
     await link.close()
+
+
+async def test_a_refusal_is_told_as_such_however_the_server_hangs_up(nats: NatsClient) -> None:
+    """Sometimes the server's reset of the connection arrives before its words are read."""
+    wrong = nats.url.replace(nats.url.split(":")[2].split("@")[0], "guessed")
+    for _ in range(20):
+        with pytest.raises(Unavailable, match="Authorization Violation") as error:
+            await connect(wrong, "test")
+        assert "guessed" not in str(error.value)
