@@ -12,6 +12,17 @@ from cli.embedded.nats import EmbeddedNats
 from cli.embedded.postgres import EmbeddedPostgres
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=4, help="how often a process is killed where any moment will do")
+
+
+@pytest.fixture
+def kills(request: pytest.FixtureRequest) -> int:
+    """More of them find rarer moments and take longer."""
+    asked: int = request.config.getoption("--kills")
+    return asked
+
+
 @pytest.fixture
 def nats_server(tmp_path: Path) -> Iterator[EmbeddedNats]:
     """A NATS server with an empty JetStream store. `stop(kill=True)` then `start()` keeps port and store."""

@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from itertools import islice
 from pathlib import Path
 
@@ -15,8 +13,6 @@ import httpx
 from bench.ledger_publisher import Publisher, pieces
 from bench.ledger_traffic import Traffic
 from cli.embedded.nats import EmbeddedNats
-from cli.embedded.postgres import EmbeddedPostgres
-from migrations.steps import upgrade
 from services.ledger.audit import Audit, audit
 from services.ledger.database import driver_url
 from shared.runtime.service import Runtime, open_runtime
@@ -26,17 +22,16 @@ from tests.support.replica import Replica
 WAIT_S = 60.0
 """Generous: tests share two cores with others."""
 
-PAUSE_S = 0.1
-"""Between two appends of 100 events: a thousand events a second at most, so that the processes can share a core."""
+PAUSE_S = 0.2
+"""Between two appends of 100 events: five hundred events a second at most, so that the processes can share a core."""
 
 
 class LedgerRig:
-    """Servers, and the ledgers that were asked for. `url` is the record's database."""
+    """A stream, a migrated database at `url`, and the ledgers that were asked for."""
 
-    def __init__(self, nats: EmbeddedNats, postgres: EmbeddedPostgres, logs: Path) -> None:
+    def __init__(self, nats: EmbeddedNats, url: str, logs: Path) -> None:
         self.nats = nats
-        self.postgres = postgres
-        self.url = postgres.url()
+        self.url = url
         self._logs = logs
         self._ledgers: list[Replica] = []
 
@@ -132,20 +127,3 @@ async def metric(ledger: Replica, name: str) -> float:
     async with httpx.AsyncClient() as client:
         text = (await client.get(f"{ledger.url}/metrics", timeout=5)).text
     return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(f"{name} ")))
-
-
-@contextlib.contextmanager
-def ledger_rig(nats: EmbeddedNats, logs: Path, *, durable: bool) -> Iterator[LedgerRig]:
-    """A rig with a migrated Postgres of its own, so that it may be stopped."""
-    directory = Path(tempfile.mkdtemp(prefix="vertumnus-test-"))
-    directory.chmod(0o711)
-    try:
-        with EmbeddedPostgres(directory / "postgres", durable=durable) as postgres:
-            upgrade(postgres.url())
-            rig = LedgerRig(nats, postgres, logs)
-            try:
-                yield rig
-            finally:
-                rig.stop()
-    finally:
-        shutil.rmtree(directory)

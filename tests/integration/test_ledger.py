@@ -1,8 +1,12 @@
-"""The ledger against everything that may die next to it. Each test ends with an audit of the whole record."""
+"""The ledger against everything that may die next to it. Each test ends with an audit of the whole record.
+
+`pytest tests/integration/test_ledger.py --kills 100 --timeout 3600` is the long form of the first one.
+"""
 
 import asyncio
 import random
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,29 +17,54 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.embedded.nats import EmbeddedNats
+from cli.embedded.postgres import EmbeddedPostgres
 from cli.main import app
+from migrations.steps import upgrade
 from services.ledger.database import driver_url
 from services.ledger.rebuild import rebuild
 from shared.contracts.subjects import Subjects
-from tests.integration.ledger_rig import LedgerRig, ledger_rig, metric, until_reason
+from tests.integration.ledger_rig import LedgerRig, metric, until_reason
 from tests.services.ledger.record_writer import tables
 from tests.support.replica import eventually
 
-KILLS = 10
+
+def migrated(nats: EmbeddedNats, url: str, logs: Path) -> Iterator[LedgerRig]:
+    upgrade(url)
+    made = LedgerRig(nats, url, logs)
+    yield made
+    made.stop()
 
 
 @pytest.fixture
-def rig(nats_server: EmbeddedNats, tmp_path: Path) -> Iterator[LedgerRig]:
-    with ledger_rig(nats_server, tmp_path, durable=True) as made:
-        yield made
+def rig(nats_server: EmbeddedNats, database_url: str, tmp_path: Path) -> Iterator[LedgerRig]:
+    yield from migrated(nats_server, database_url, tmp_path)
 
 
-async def test_exactly_once_through_kills_at_any_moment(rig: LedgerRig) -> None:
+@pytest.fixture
+def own_postgres() -> Iterator[EmbeddedPostgres]:
+    """A server that this test may stop and kill: each commit is on the disk."""
+    directory = Path(tempfile.mkdtemp(prefix="vertumnus-test-"))
+    directory.chmod(0o711)
+    try:
+        with EmbeddedPostgres(directory / "postgres", durable=True) as server:
+            yield server
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.fixture
+def rig_on_own_postgres(
+    nats_server: EmbeddedNats, own_postgres: EmbeddedPostgres, tmp_path: Path
+) -> Iterator[LedgerRig]:
+    yield from migrated(nats_server, own_postgres.url(), tmp_path)
+
+
+async def test_exactly_once_through_kills_at_any_moment(rig: LedgerRig, kills: int) -> None:
     chance = random.Random(1)
     ledger = rig.ledger()
     async with rig.runtime() as runtime:
         async with rig.load(runtime) as load:
-            for _ in range(KILLS):
+            for _ in range(kills):
                 ledger.start()
                 before = await rig.copied_seq()
                 await rig.until_copied(before + 1)
@@ -58,7 +87,10 @@ async def test_exactly_once_through_kills_at_any_moment(rig: LedgerRig) -> None:
     assert len(live["requests"]) == found.requests
 
 
-async def test_postgres_stops_and_crashes_under_load(rig: LedgerRig) -> None:
+async def test_postgres_stops_and_crashes_under_load(
+    rig_on_own_postgres: LedgerRig, own_postgres: EmbeddedPostgres
+) -> None:
+    rig = rig_on_own_postgres
     ledger = rig.ledger()
     ledger.start()
     async with rig.runtime() as runtime:
@@ -66,7 +98,7 @@ async def test_postgres_stops_and_crashes_under_load(rig: LedgerRig) -> None:
             for crash in (False, True):
                 await until_reason(ledger, None)
                 await rig.until_copied(load.last_seq + 200)
-                rig.postgres.stop(kill=crash)
+                own_postgres.stop(kill=crash)
                 await until_reason(ledger, "Error")
                 async with httpx.AsyncClient(timeout=10) as client:
                     assert (await client.get(f"{ledger.url}/v1/state")).status_code == 503
@@ -74,7 +106,7 @@ async def test_postgres_stops_and_crashes_under_load(rig: LedgerRig) -> None:
                 await asyncio.sleep(1)
                 assert await metric(ledger, "vertumnus_ledger_lag_events") > 0
                 assert load.last_seq > away, "publishing goes on"
-                rig.postgres.start()
+                own_postgres.start()
         await rig.until_copied(load.last_seq)
         await until_reason(ledger, None)
         assert ledger.exit_status() is None, "the process outlived all of it"
