@@ -15,8 +15,14 @@ from shared.runtime.clock import Clock
 from shared.runtime.outbox import Outbox
 from shared.runtime.projection import Projection
 
-QUIET_LOGGERS = ("asyncio", "nats", "uvicorn", "httpx")
-"""Libraries that are heard from `warning` up; `NatsLink` tells what happens to a connection."""
+QUIET_LOGGERS = {
+    "asyncio": logging.WARNING,
+    "nats": logging.WARNING,
+    "httpx": logging.WARNING,
+    "uvicorn": logging.ERROR,
+}
+"""What libraries are heard from up. `NatsLink` tells what happens to a connection; uvicorn warns of every malformed request,
+and clients must not be able to fill a log."""
 
 
 def configure_logging(service: str, source: str, level: str) -> None:
@@ -50,8 +56,8 @@ def configure_logging(service: str, source: str, level: str) -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=threshold, force=True)
-    for name in QUIET_LOGGERS:
-        logging.getLogger(name).setLevel(max(threshold, logging.WARNING))
+    for name, heard_from in QUIET_LOGGERS.items():
+        logging.getLogger(name).setLevel(max(threshold, heard_from))
 
 
 def _to_json(event: EventDict, **_: object) -> str:
