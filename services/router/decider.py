@@ -18,7 +18,6 @@ from services.router.loads import Loads
 from services.router.placement import Placement, Question, choose, eligible
 from shared.contracts.envelope import Channel, EventData, Stored
 from shared.contracts.events import (
-    CalibrationUpdated,
     Exclusion,
     RedirectReason,
     RequestAssigned,
@@ -30,6 +29,7 @@ from shared.contracts.events import (
     RequestRejected,
 )
 from shared.contracts.ids import BlockId, NodeId, RequestId, TenantId, WorkerId, decode_worker_id, node_of
+from shared.model import cost as cost_model
 from shared.model import holders as holders_model
 from shared.model import parameters as parameters_model
 from shared.model import pool as pool_model
@@ -87,8 +87,7 @@ def evolve(state: State, stored: Stored) -> None:
     holders_model.evolve(state.holders, stored)
     loads_model.evolve(state.loads, stored)
     state.parameters = parameters_model.evolve(state.parameters, stored)
-    if isinstance(stored.data, CalibrationUpdated):
-        state.coefficients = Coefficients.model_validate(stored.data.coefficients)
+    state.coefficients = cost_model.evolve(state.coefficients, stored)
 
 
 def receive(state: State, arrival: Arrival, moment: Moment) -> list[EventData]:

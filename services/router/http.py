@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from services.router import answers, errors, headers, sse
 from services.router.answers import ChatShape, CompletionShape, Head, Part, Shape
 from services.router.bodies import Bodies
-from services.router.calls import Call, NotReceived, Unserved
+from services.router.calls import Call, NotReceived, Order, Slot, Unserved
 from services.router.dispatch import Dispatcher
 from services.router.headers import RequestHeaders
 from services.router.offers import Offer, offered
@@ -117,15 +117,7 @@ class Api:
     async def _serve(
         self, request: Request, context: Context, cls: type[ChatRequest] | type[CompletionRequest]
     ) -> Response:
-        slot = self._dispatcher.enter()
-        try:
-            async with self._bodies.read(request) as body:
-                asked: Asked = parse(cls, body)
-            order = await self._prompts.order(asked, self._offer_of(asked.model), context)
-            call = await self._dispatcher.submit(order, slot)
-        except BaseException:
-            slot.release()
-            raise
+        asked, order, call = await self._admit(request, context, cls)
         parts = answers.read(call, self._prompts.stream(order), asked.stop)
         watch = asyncio.create_task(_leave_with(request, call), name=f"client of {call.request}")
         try:
@@ -141,6 +133,23 @@ class Api:
         told = {**_told(call), "x-request-id": request.state.request_id, "cache-control": "no-cache"}
         chunks = _chunks(call, self._shape(asked, call), first, parts, asked.stream_options or StreamOptions())
         return AnswerStream(call, chunks, told)
+
+    async def _admit(
+        self, request: Request, context: Context, cls: type[ChatRequest] | type[CompletionRequest]
+    ) -> tuple[Asked, Order, Call]:
+        """Read, check and submit. The body's memory counts until it has become tokens, and a slow sender holds no place."""
+        self._dispatcher.enter().release()  # what has no place now is refused before its body is read
+        slot: Slot | None = None
+        try:
+            async with self._bodies.read(request) as body:
+                asked: Asked = parse(cls, body)
+                slot = self._dispatcher.enter()
+                order = await self._prompts.order(asked, self._offer_of(asked.model), context)
+            return asked, order, await self._dispatcher.submit(order, slot)
+        except BaseException:
+            if slot is not None:
+                slot.release()
+            raise
 
     def _shape(self, asked: Asked, call: Call) -> Shape:
         created = self._clock.now_ns() // 10**9

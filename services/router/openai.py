@@ -1,4 +1,5 @@
-"""What clients send, as OpenAI defines it. Strict: a field that is not served is refused by name, never ignored.
+"""What clients send, as OpenAI defines it. Strict: a field that is not served is refused by name, never ignored, and so is a
+value of another type: a `true` is no number, and a `"1"` neither.
 
 Fields that change nothing at their neutral value (`n: 1`, `frequency_penalty: 0`, …) are taken at that value and refused at
 any other, because common clients always send them.
@@ -18,6 +19,8 @@ COMPLETION_TOKENS_DEFAULT = 16
 """`max_tokens` of a completion that names none (OpenAI's own default). A chat takes what is left of the context."""
 
 TOKEN_ID_MAX = 2**32 - 1
+OUTPUT_TOKENS_MAX = 2**31 - 1
+"""Any number beyond is nobody's wish; the router's own limit is far lower and named where the prompt is known."""
 
 
 class BadRequest(Exception):
@@ -36,7 +39,8 @@ class Neutral(NamedTuple):
     value: Any
 
     def __call__(self, given: Any) -> Any:
-        if given is not None and given != self.value:
+        is_value = given == self.value and isinstance(given, bool) == isinstance(self.value, bool)
+        if given is not None and not is_value:
             raise ValueError(f"only {self.value!r} is supported, got {str(given)[:40]!r}")
         return given
 
@@ -55,7 +59,9 @@ def _content(given: Any) -> Any:
 
 
 def _stops(given: Any) -> Any:
-    return [given] if isinstance(given, str) else given or []
+    if given is None:
+        return []
+    return [given] if isinstance(given, str) else given
 
 
 def _prompt(given: Any) -> Any:
@@ -75,7 +81,7 @@ def _prompt(given: Any) -> Any:
 class Message(BaseModel):
     """One turn of a conversation."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str, BeforeValidator(_content)]
@@ -85,7 +91,7 @@ class Message(BaseModel):
 class StreamOptions(BaseModel):
     """`include_usage`: a last chunk tells the usage."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
     continuous_usage_stats: bool = Field(default=False, description="extension: each chunk tells the usage so far")
@@ -94,10 +100,10 @@ class StreamOptions(BaseModel):
 class GenerationRequest(BaseModel):
     """What both endpoints take."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str = Field(min_length=1, max_length=256)
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=OUTPUT_TOKENS_MAX)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
@@ -134,7 +140,7 @@ class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1, max_length=MESSAGES_MAX)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=OUTPUT_TOKENS_MAX)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     tools: Annotated[list[Any] | None, BeforeValidator(Neutral([]))] = None

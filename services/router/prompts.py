@@ -9,7 +9,7 @@ from services.router.calls import Order
 from services.router.offers import Offer
 from services.router.openai import COMPLETION_TOKENS_DEFAULT, BadRequest, ChatRequest, CompletionRequest
 from services.router.text import IdStream, TextStream
-from services.router.tokenizer import ModelText, TemplateRefused, TextThreads, TooManyTokens
+from services.router.tokenizer import ModelText, PromptTooLong, TemplateRefused, TextThreads
 from shared.contracts.commands import SamplingSpec
 from shared.contracts.ids import BlockId, RequestId, TenantId
 from shared.model.blocks import Tokens, block_chain, block_key
@@ -47,11 +47,9 @@ class Prompts:
             raise BadRequest(NO_TOKENIZER, "stop", "unsupported_value")
         limit = offer.prompt_tokens_max
         try:
-            tokens, chain = await self._threads.run(
-                self._tokenise, asked, offer, limit, block_key(self._key, context.tenant)
-            )
-        except TooManyTokens as many:
-            raise _too_long(asked, f"the prompt has {many.tokens} tokens; at most {limit} can be served") from None
+            tokens, chain = await self._tokens(asked, offer, limit, block_key(self._key, context.tenant))
+        except PromptTooLong as long:
+            raise _too_long(asked, str(long)) from None
         except TemplateRefused as refused:
             raise BadRequest(f"the model's chat template: {refused}", "messages", "invalid_value") from None
         return Order(
@@ -88,7 +86,7 @@ class Prompts:
         return await self._threads.run(self._tokenise, asked, offer, limit, key)
 
     def _tokenise(self, asked: Asked, offer: Offer, limit: int, key: bytes) -> tuple[Tokens, tuple[BlockId, ...]]:
-        """Errors: BadRequest, TooManyTokens, TemplateRefused."""
+        """Errors: BadRequest, PromptTooLong, TemplateRefused."""
         if isinstance(asked, CompletionRequest) and isinstance(asked.prompt, list):
             tokens = self._ids(asked.prompt, limit)
         elif self._text is None:
@@ -108,7 +106,7 @@ class Prompts:
 
     def _ids(self, ids: list[int], limit: int) -> Tokens:
         if len(ids) > limit:
-            raise TooManyTokens(len(ids))
+            raise PromptTooLong(len(ids), "tokens", limit)
         if self._text is not None and (highest := max(ids)) >= self._text.vocabulary:
             raise BadRequest(
                 f"token id {highest} is outside the vocabulary of {self._text.vocabulary}", "prompt", "invalid_value"

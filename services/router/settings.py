@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import DirectoryPath, Field, FilePath, field_validator
 
-from shared.model.cost import Coefficients, load_coefficients
+from shared.model.cost import Coefficients, CoefficientsName, load_coefficients
 from shared.runtime.settings import ServiceSettings
 
 BLOCK_KEY_BYTES_MIN = 32
@@ -17,7 +17,7 @@ class RouterSettings(ServiceSettings):
     model_dir: DirectoryPath | None = Field(
         default=None, description="Hugging Face directory with the tokenizer; without one only token ids are served"
     )
-    coefficients: str = Field(
+    coefficients: CoefficientsName = Field(
         default="qwen3_30b_a3b_h20", description="cost model, a file in shared/model/coefficients"
     )
     speedup: float = Field(default=1.0, gt=0, le=1_000, description="of a modelled pool, as its workers are set")
@@ -34,15 +34,6 @@ class RouterSettings(ServiceSettings):
     first_token_slack_s: float = Field(default=10.0, gt=0, le=3_600, description="on top of twice the predicted TTFT")
     idle_timeout_s: float = Field(default=30.0, gt=0, le=3_600, description="between two tokens")
     drain_s: float = Field(default=25.0, ge=0, le=25.0, description="open streams may take this long after SIGTERM")
-
-    @field_validator("coefficients")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        try:
-            load_coefficients(name)
-        except FileNotFoundError as error:
-            raise ValueError(str(error)) from None
-        return name
 
     @field_validator("block_key_file")
     @classmethod
@@ -64,8 +55,7 @@ class RouterSettings(ServiceSettings):
 
     def cost_model(self) -> Coefficients:
         """The set that decisions begin with."""
-        loaded = load_coefficients(self.coefficients)
-        return loaded if self.speedup == 1.0 else loaded.scaled(1 / self.speedup)
+        return load_coefficients(self.coefficients).scaled(1 / self.speedup)
 
     def api_keys(self) -> tuple[bytes, ...]:
         """The keys that are taken; none if no file is set."""

@@ -20,6 +20,10 @@ from tokenizers import Tokenizer
 from services.router.text import DecodedStream
 from shared.model.blocks import Tokens
 
+CHARS_PER_TOKEN_MAX = 16
+"""Text of more characters than this for each token of the limit is refused unread. Prose has 4 or 5; only long runs of blanks
+and the like have more than 8. Measured: 7 MB of short words take a gigabyte of memory and 10 s to become 3.7 million tokens."""
+
 CONTEXT_TOKENS = 8
 """How much of a prompt's end a decoder sees in front of an answer: tokenizers look back one word at most."""
 
@@ -34,12 +38,11 @@ class TemplateRefused(ValueError):
     """The model's chat template does not take these messages; the message is the template's own."""
 
 
-class TooManyTokens(ValueError):
-    """The text has more tokens than may be served."""
+class PromptTooLong(ValueError):
+    """The prompt has more tokens than can be served, or so much text that it must have; the message counts them."""
 
-    def __init__(self, tokens: int) -> None:
-        super().__init__(f"{tokens} tokens")
-        self.tokens = tokens
+    def __init__(self, count: int, what: str, limit: int) -> None:
+        super().__init__(f"the prompt has {count} {what}; at most {limit} can be served")
 
 
 class ModelText:
@@ -66,11 +69,11 @@ class ModelText:
         return self._template is not None
 
     def encode(self, text: str, tokens_max: int) -> Tokens:
-        """The text as a prompt of its own, with the model's begin token if it has one. Errors: TooManyTokens."""
+        """The text as a prompt of its own, with the model's begin token if it has one. Errors: PromptTooLong."""
         return self._encode(text, tokens_max, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]], tokens_max: int) -> Tokens:
-        """The conversation up to where the assistant speaks. Errors: TemplateRefused, TooManyTokens."""
+        """The conversation up to where the assistant speaks. Errors: TemplateRefused, PromptTooLong."""
         assert self._template is not None, "asked only if the model has a chat template"
         try:
             text = self._template.render(messages=messages, add_generation_prompt=True, **self._special)
@@ -87,9 +90,11 @@ class ModelText:
         return str(self._tokenizer.decode([token], skip_special_tokens=False))
 
     def _encode(self, text: str, tokens_max: int, *, add_special_tokens: bool) -> Tokens:
+        if len(text) > CHARS_PER_TOKEN_MAX * tokens_max:
+            raise PromptTooLong(len(text), "characters", CHARS_PER_TOKEN_MAX * tokens_max)
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         if len(encoding) > tokens_max:
-            raise TooManyTokens(len(encoding))
+            raise PromptTooLong(len(encoding), "tokens", tokens_max)
         return np.asarray(encoding.ids, dtype=np.uint32)
 
     def _decode(self, tokens: Sequence[int]) -> str:

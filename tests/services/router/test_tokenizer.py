@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from router_pool import write_model_dir
 
-from services.router.tokenizer import BadModelDirectory, ModelText, TemplateRefused, TextThreads, TooManyTokens
+from services.router.tokenizer import BadModelDirectory, ModelText, PromptTooLong, TemplateRefused, TextThreads
 
 CHAT = [{"role": "user", "content": "hello"}]
 
@@ -40,9 +40,15 @@ def test_a_chat_ends_where_the_assistant_speaks(directory: Path) -> None:
 
 
 def test_too_many_tokens_are_counted(directory: Path) -> None:
-    with pytest.raises(TooManyTokens) as many:
+    with pytest.raises(PromptTooLong, match="the prompt has 11 tokens; at most 10 can be served"):
         ModelText(directory).encode("x" * 11, 10)
-    assert many.value.tokens == 11
+
+
+def test_text_that_cannot_fit_is_refused_unread(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ModelText(directory)
+    monkeypatch.setattr(text, "_tokenizer", None)
+    with pytest.raises(PromptTooLong, match="the prompt has 161 characters; at most 160 can be served"):
+        text.encode("x" * 161, 10)
 
 
 def test_stop_tokens_and_vocabulary(directory: Path) -> None:
