@@ -29,6 +29,7 @@ from shared.contracts.events import (
     RequestAssigned,
 )
 from shared.contracts.ids import NodeId
+from shared.model import cost as cost_model
 from shared.model import holders as holders_model
 from shared.model import parameters as parameters_model
 from shared.model import pool as pool_model
@@ -92,7 +93,7 @@ def evolve(state: State, stored: Stored) -> None:
             state.parameters = parameters_model.evolve(state.parameters, stored)
             state.trie.retune(state.parameters)
         case CalibrationUpdated():
-            state.coefficients = Coefficients.model_validate(data.coefficients)
+            state.coefficients = cost_model.evolve(state.coefficients, stored)
         case ReconfigurationPlanned():
             state.plans[data.node] = data
         case EpochAborted():

@@ -17,10 +17,8 @@ MakeEngine = Callable[[NodeId], Engine]
 
 def coefficients_of(settings: WorkerSettings) -> Coefficients:
     """What predicts this process's prefills, in seconds of the clock: modelled time may run fast."""
-    loaded = load_coefficients(settings.coefficients)
-    if settings.engine == "torch" or settings.speedup == 1.0:
-        return loaded
-    return loaded.scaled(1 / settings.speedup)
+    speedup = settings.speedup if settings.engine == "modelled" else 1.0
+    return load_coefficients(settings.coefficients).scaled(1 / speedup)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from shared.contracts.ids import NodeId, check_token
 from shared.model.blocks import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN
+from shared.model.cost import CoefficientsName
 from shared.model.lattice import RANKS_MAX
 from shared.runtime.settings import ServiceSettings
 
@@ -32,7 +33,9 @@ class WorkerSettings(ServiceSettings):
         le=1 << 20,
         description="prompt and new tokens of a request: 8192 for torch, 2^17 for modelled",
     )
-    coefficients: str = Field(default="qwen3_30b_a3b_h20", description="the set that predicts this node's prefills")
+    coefficients: CoefficientsName = Field(
+        default="qwen3_30b_a3b_h20", description="the set that predicts this node's prefills"
+    )
 
     queue_max: int = Field(default=256, ge=1, le=10_000, description="assignments that may wait at one worker")
     hung_step_s_min: float = Field(

@@ -8,8 +8,12 @@ say that context parallelism makes short prefills slower. On a public 12-point s
 """
 
 from importlib import resources
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from shared.contracts.envelope import Stored
+from shared.contracts.events import CalibrationUpdated
 
 US_PER_S = 1_000_000
 
@@ -45,15 +49,36 @@ class Coefficients(BaseModel):
 
     def scaled(self, factor: float) -> "Coefficients":
         """The same set with every second multiplied by `factor`; its version says so."""
+        if factor == 1:
+            return self
         scaled = {name: getattr(self, name) * factor for name in ("d", "a", "b", "c", "alpha", "g")}
         return Coefficients(version=f"{self.version}*{factor:g}", **scaled)
 
 
 def load_coefficients(name: str) -> Coefficients:
-    """A set that ships with the project, by the name of its file. FileNotFoundError lists the known names."""
+    """A set that ships with the project, by the name of its file. ValueError lists the known names."""
     folder = resources.files("shared.model") / "coefficients"
     file = folder / f"{name}.json"
     if not file.is_file():
         known = sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json"))
-        raise FileNotFoundError(f"coefficients: {name!r} is not one of {known}")
+        raise ValueError(f"coefficients: {name!r} is not one of {known}")
     return Coefficients.model_validate_json(file.read_text())
+
+
+def _known(name: str) -> str:
+    load_coefficients(name)
+    return name
+
+
+CoefficientsName = Annotated[str, AfterValidator(_known)]
+"""For settings: a set that ships with the project."""
+
+
+def evolve(coefficients: Coefficients, stored: Stored) -> Coefficients:
+    """Fold one event. A set that this version cannot read changes nothing: a fold goes on."""
+    if not isinstance(stored.data, CalibrationUpdated):
+        return coefficients
+    try:
+        return Coefficients.model_validate(stored.data.coefficients)
+    except ValidationError:
+        return coefficients

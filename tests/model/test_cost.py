@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from shared.model.cost import Coefficients, attended_pairs, load_coefficients
+from shared.contracts.events import CalibrationUpdated, RouterRegistered
+from shared.contracts.ids import RouterId
+from shared.model.cost import Coefficients, attended_pairs, evolve, load_coefficients
+from tests.support.story import Story
 
 HAND = Coefficients(version="hand", d=0.01, a=0.001, b=0.0001, c=0.002, alpha=0.00001, g=0.005)
 TOKENS = st.integers(0, 200_000)
@@ -80,7 +83,7 @@ def test_a_scaled_set_scales_every_prefill(degree: int, uncached: int, cached: i
     assert scaled.prefill_us(degree, uncached, cached) == pytest.approx(
         factor * HAND.prefill_us(degree, uncached, cached), rel=1e-9, abs=factor + 1
     )
-    assert scaled.version == f"hand*{factor:g}"
+    assert scaled.version == ("hand" if factor == 1 else f"hand*{factor:g}")
 
 
 @pytest.mark.parametrize("name", ["d", "a", "b", "c", "alpha", "g"])
@@ -105,5 +108,16 @@ def test_the_default_set_meets_the_papers_speedups() -> None:
 
 
 def test_an_unknown_set_is_named_with_those_there_are() -> None:
-    with pytest.raises(FileNotFoundError, match=r"'nosuch' is not one of .*qwen3_30b_a3b_h20"):
+    with pytest.raises(ValueError, match=r"'nosuch' is not one of .*qwen3_30b_a3b_h20"):
         load_coefficients("nosuch")
+
+
+def test_a_calibration_is_folded_and_one_that_this_version_cannot_read_changes_nothing() -> None:
+    story, coefficients = Story(), HAND
+    fitted = HAND.model_copy(update={"version": "fitted", "a": 0.5})
+    for each in (fitted.model_dump(), {"d": 1.0}, {**HAND.model_dump(), "a": -1.0}):
+        story.tell(CalibrationUpdated(coefficients=each, samples=1, error_before=1, error_after=0))
+    story.tell(RouterRegistered(router=RouterId("r1")))
+    for stored in story.events:
+        coefficients = evolve(coefficients, stored)
+    assert coefficients == fitted

@@ -156,6 +156,7 @@ def test_bad_settings_end_the_process_with_their_name() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
+        ({"engine": "modelled", "coefficients": "nosuch"}, "coefficients: 'nosuch' is not one of"),
         ({"engine": "torch"}, "model_dir: the torch engine needs a model directory"),
         ({"engine": "modelled", "node": "a.b"}, "node: 'a.b' must be"),
         ({"engine": "torch", "model_dir": "/m", "nodes": 5}, "nodes: 5 need engine=modelled"),
