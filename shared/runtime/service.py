@@ -44,7 +44,7 @@ _BACKLOG = 2_048
 
 class Runtime(NamedTuple):
     """What a service stands on. `bulk` is a connection of its own for claims and token frames, `keepsake` holds what is kept
-    of events that the log has dropped."""
+    of events that the log has dropped, `lease` is the leadership of a role in this pool."""
 
     settings: ServiceSettings
     clock: Clock
@@ -56,16 +56,12 @@ class Runtime(NamedTuple):
     subjects: Subjects
     source: Source
     metrics: CollectorRegistry
-    leases: Callable[[str], Lease]
+    lease: Callable[[str], Lease]
 
     def sealer(self, sender: str) -> Sealer:
         """For events published as `sender`: the source, or the agent's node."""
         identity = Identity(self.settings.pool, self.source, sender)
         return Sealer(identity, self.subjects, self.clock, self.ids)
-
-    def lease(self, role: str) -> Lease:
-        """Leadership of `role` in this pool."""
-        return self.leases(role)
 
 
 @asynccontextmanager
@@ -102,7 +98,7 @@ async def open_runtime(settings: ServiceSettings, service: str) -> AsyncIterator
             subjects=subjects,
             source=source,
             metrics=process_metrics(),
-            leases=lambda role: CellLease(NatsCell(link, subjects, LEASES, role), source, clock),
+            lease=lambda role: CellLease(NatsCell(link, subjects, LEASES, role), source, clock),
         )
         async with _while_connected(link, bulk):
             yield runtime

@@ -92,7 +92,7 @@ class Front:
             subjects=SUBJECTS,
             source=SOURCE,
             metrics=CollectorRegistry(),
-            leases=lambda role: CellLease(MemoryCell(), role, self.clock),
+            lease=lambda role: CellLease(MemoryCell(), role, self.clock),
         )
         self.projection = Projection(self.log, [SUBJECTS.all_events], decider.initial(coefficients), decider.evolve)
         self.projection.listen(lambda stored: self.events.append(stored.data))
