@@ -10,6 +10,10 @@ from shared.contracts.ids import BlockId, RequestId, WorkerId
 EVENT_BLOCKS_MAX = 30_000
 """Block ids in one event: 640 KB as base64, well below what an event may have."""
 
+RUN_BLOCKS = 3
+"""What a run adds to its ids, its parent and its JSON, takes the room of so many more. A trie with one long stem and a
+thousand short branches is mostly runs."""
+
 
 def changes(
     worker: WorkerId, incarnation: int, number: int, evicted: Sequence[BlockId], request: RequestId, stored: Stored
@@ -43,9 +47,10 @@ def report(worker: WorkerId, incarnation: int, number: int, resident: Resident) 
     room = EVENT_BLOCKS_MAX
     for parent, blocks in resident.runs:
         while blocks:
-            if room == 0:
+            if room <= RUN_BLOCKS:
                 parts.append([])
                 room = EVENT_BLOCKS_MAX
+            room -= RUN_BLOCKS
             piece, blocks = blocks[:room], blocks[room:]
             parts[-1].append(BlockRun(parent=parent, block_ids=b"".join(piece)))
             parent = piece[-1]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker import cache_events
-from services.worker.cache_events import EVENT_BLOCKS_MAX, changes, report
+from services.worker.cache_events import EVENT_BLOCKS_MAX, RUN_BLOCKS, changes, report
 from services.worker.engine.protocol import Resident, Stored
 from shared.contracts.codec import EVENT_BYTES_MAX
 from shared.contracts.events import BlocksEvicted, BlocksStored, CacheReported
@@ -43,7 +43,14 @@ def test_a_worker_that_holds_nothing_says_so() -> None:
     assert event == CacheReported(worker=worker(0), incarnation=1, number=4, part=1, parts=1, runs=())
 
 
-@given(lengths=st.lists(st.integers(1, 25), max_size=12), room=st.integers(1, 20))
+def test_a_report_of_many_short_branches_stays_within_what_an_event_may_have() -> None:
+    stem, *branches = ids(50_000)
+    events = report(worker(0), 1, 4, Resident(((None, (stem,)), *((stem, (each,)) for each in branches))))
+    assert sum(len(each.runs) for each in events) == 50_000
+    assert max(len(each.model_dump_json()) for each in events) < EVENT_BYTES_MAX * 0.7
+
+
+@given(lengths=st.lists(st.integers(1, 25), max_size=12), room=st.integers(RUN_BLOCKS + 1, 20))
 def test_a_report_says_every_block_once_with_its_parent_whatever_its_parts(lengths: list[int], room: int) -> None:
     runs = tuple((None, ids(length, kind)) for kind, length in enumerate(lengths))
     before = cache_events.EVENT_BLOCKS_MAX
