@@ -4,7 +4,9 @@ Ids are NATS subject tokens where they appear in a subject: letters, digits, `-`
 """
 
 import re
-from typing import NewType
+from typing import Annotated, NewType
+
+from pydantic import AfterValidator
 
 RequestId = NewType("RequestId", str)
 NodeId = NewType("NodeId", str)
@@ -51,13 +53,16 @@ def epoch_of(worker: WorkerId) -> int:
     return int(worker.split("/", 2)[1])
 
 
-def first_rank_of(worker: WorkerId) -> int:
-    """The first rank of the worker's group."""
-    return int(worker.rsplit("/", 1)[1])
+def _whole(packed: bytes) -> bytes:
+    if len(packed) % BLOCK_ID_BYTES:
+        raise ValueError(f"block_ids: {len(packed)} bytes is not a multiple of {BLOCK_ID_BYTES}")
+    return packed
+
+
+PackedBlockIds = Annotated[bytes, AfterValidator(_whole)]
+"""Block ids, 16 bytes each. An event whose ids are not whole is refused when it is read: no fold could take it."""
 
 
 def unpack_block_ids(packed: bytes) -> list[BlockId]:
-    """Block ids out of their packed form (16 bytes each). ValueError on a length that is no multiple of 16."""
-    if len(packed) % BLOCK_ID_BYTES:
-        raise ValueError(f"block_ids: {len(packed)} bytes is not a multiple of {BLOCK_ID_BYTES}")
-    return [BlockId(packed[i : i + BLOCK_ID_BYTES]) for i in range(0, len(packed), BLOCK_ID_BYTES)]
+    """Block ids out of their packed form. ValueError on a length that is no multiple of 16."""
+    return [BlockId(packed[i : i + BLOCK_ID_BYTES]) for i in range(0, len(_whole(packed)), BLOCK_ID_BYTES)]

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.contracts.envelope import Channel, EventData, event
-from shared.contracts.ids import RequestId, WorkerId
+from shared.contracts.ids import PackedBlockIds, RequestId, WorkerId
 
 
 class BlockRun(BaseModel):
@@ -14,7 +14,7 @@ class BlockRun(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", ser_json_bytes="base64", val_json_bytes="base64")
 
     parent: bytes | None = None
-    block_ids: bytes
+    block_ids: PackedBlockIds
 
 
 @event("blocks-stored", channel=Channel.CACHE, senders=("worker",))
@@ -43,7 +43,7 @@ class BlocksEvicted(EventData):
     incarnation: int
     number: int = Field(ge=1)
     cause: Literal["pressure", "reclaim", "switch"]
-    block_ids: bytes
+    block_ids: PackedBlockIds
 
 
 @event("cache-reported", channel=Channel.CACHE, senders=("worker",))

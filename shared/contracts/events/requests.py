@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.contracts.envelope import Channel, EventData, event
-from shared.contracts.ids import RequestId, RouterId, TenantId, WorkerId
+from shared.contracts.ids import PackedBlockIds, RequestId, RouterId, TenantId, WorkerId
 
 Trust = Literal["exact", "degraded", "blind"]
 """How far a worker's projected cache is believed: all of it, only what was confirmed since a gap, nothing."""
@@ -44,7 +44,7 @@ class RequestReceived(EventData):
     stream: bool
     known_blocks: int = 0
     known_block: bytes | None = None
-    block_ids: bytes = b""
+    block_ids: PackedBlockIds = b""
     seen_seq: int
 
 
