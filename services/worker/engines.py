@@ -49,7 +49,7 @@ def engines(settings: WorkerSettings, clock: Clock) -> Iterator[MakeEngine]:
 
 def _modelled(settings: WorkerSettings, clock: Clock) -> MakeEngine:
     node = ModelledNode(
-        model=settings.modelled_model,
+        model="modelled",
         model_revision="modelled",
         tokenizer_revision="modelled",
         vocabulary=settings.modelled_vocabulary,

@@ -46,7 +46,6 @@ class WorkerSettings(ServiceSettings):
     )
     stop_s_max: float = Field(default=8.0, ge=0, le=25, description="what SIGTERM leaves running steps and streams")
 
-    modelled_model: str = "modelled"
     modelled_vocabulary: int = Field(default=49_152, ge=2_000, description="generated ids stay below this")
     speedup: float = Field(default=1.0, gt=0, le=1_000, description="modelled time is divided by it")
     noise_sd: float = Field(default=0.0, ge=0, le=1, description="of a step's time, relative")
