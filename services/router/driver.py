@@ -133,6 +133,8 @@ class Driver:
                 case Enough():
                     await self._give_up()
                     return "stop"
+                case other:
+                    assert_never(other)
 
     async def _next(self, order: FrameOrder, first_by: float) -> Signal:
         now = asyncio.get_running_loop().time()

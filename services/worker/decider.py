@@ -14,7 +14,7 @@ Every decision is pure and safe to repeat: what is said already gives [].
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from services.worker.cache_events import changes
 from services.worker.desk import Desk
@@ -62,7 +62,8 @@ NO_GEOMETRY = Geometry(0, ())
 
 @dataclass(slots=True)
 class State:
-    """`evolve` and `serve` are its writers; the desk changes by its own methods. `held_blocks` counts, per worker of the
+    """`evolve` and `serve` are its writers; the desk changes by its own methods, and an order that is obeyed raises `term`
+    before the log does. `held_blocks` counts, per worker of the
     geometry served, what the incarnation has stored and not evicted."""
 
     node: NodeId
@@ -133,6 +134,8 @@ def _move(desk: Desk, data: PrefillStarted | PrefillCompleted | PrefillAborted) 
             desk.stream(job)
         case PrefillAborted():
             desk.end(job)
+        case _:
+            assert_never(data)
 
 
 def serve(state: State, geometry: Geometry, held_blocks: dict[WorkerId, int]) -> None:

@@ -9,7 +9,7 @@ Rules:
 
 import asyncio
 from collections.abc import Collection, Coroutine, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import structlog
 
@@ -249,6 +249,8 @@ class Incarnation:
                 self._streams.stop(job)
             case Stage.ENDED:
                 pass
+            case _:
+                assert_never(job.stage)
 
     # --- what steps lead to
 
