@@ -57,7 +57,6 @@ class State:
     operations: Operations = field(default_factory=Operations)
     plans: dict[NodeId, ReconfigurationPlanned] = field(default_factory=dict)
     term: int = 0
-    leader: str | None = None
     seen_seq: int = 0
     changed_seq: int = 0
     scanned_seq: int = 0
@@ -102,7 +101,7 @@ def evolve(state: State, stored: Stored) -> None:
             state.plans.pop(data.node, None)
             state.trie.degrees = {each: worker.degree for each, worker in state.pool.workers.items()}
         case CacheLeadershipTaken():
-            state.term, state.leader = data.term, data.leader
+            state.term = data.term
         case _:
             state.parameters = parameters_model.evolve(state.parameters, stored)
     state.trie.trim()

@@ -5,8 +5,7 @@ lost, and what operators ask for. State changes only by folding the log, so a st
 decision is safe to repeat: what holds already gives [].
 """
 
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,7 +24,6 @@ from shared.contracts.events import (
     RouterRegistered,
     Thawed,
     Uncordoned,
-    WindowClosed,
 )
 from shared.contracts.ids import NodeId, RouterId, Source
 from shared.model import keepsake as keepsake_model
@@ -105,19 +103,6 @@ def close_window(state: State, now_ns: int) -> list[EventData]:
         return []
     length_us = (now_ns - started_ns) // 1_000
     return [windows_model.close(state.windows, state.pool, state.parameters, state.seen_seq, length_us)]
-
-
-def rederive_windows(log: Iterable[Stored]) -> Iterator[tuple[WindowClosed, WindowClosed]]:
-    """(recorded, derived again) for every window that the log closes. `log` is read once and reaches back to the first
-    leader; with an older beginning cut off, the first windows may differ."""
-    state, events = initial(), list(log)
-    recorded = deque(each.data for each in events if isinstance(each.data, WindowClosed))
-    for stored in events:
-        while recorded and stored.stream_seq > recorded[0].to_seq:
-            window = recorded.popleft()
-            derived = windows_model.close(state.windows, state.pool, state.parameters, window.to_seq, window.length_us)
-            yield window, derived
-        evolve(state, stored)
 
 
 def living_nodes(state: State) -> set[Incarnation]:

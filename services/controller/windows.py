@@ -1,8 +1,8 @@
 """Observation windows: what the pool was asked for, and what it could carry (paper, sections 3.1 and 4.3).
 
 Window k holds the events with sequence in (close of k-1, close of k]. The leader says in `window-closed` how far it had
-folded when its clock passed the end; everything else in that event follows from the log alone, so every window can be
-derived again (`decider.rederive_windows`). The first window begins with the first leader.
+folded when its clock passed the end; everything else in that event follows from the log alone: fold up to there, and
+`close` says it again. The first window begins with the first leader.
 
     D           Σ predicted service of first attempts
     long share  prompts over `long_tokens`, by first attempts and by their tokens

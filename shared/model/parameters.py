@@ -32,7 +32,6 @@ class Parameters(BaseModel):
     theta_inter: float = Field(default=0.3, ge=0.001, description="θ_inter, missed seconds that ask for a first copy")
     theta_intra: float = Field(default=2.0, ge=0.001, description="θ_intra, accesses per copy that ask for another")
     theta_reclaim: float = Field(default=0.3, ge=0.001, description="θ_reclaim, accesses per copy too few to keep it")
-    ops_max: int = Field(default=16, ge=0, le=1_000, description="operations chosen from each list per scan")
 
     drain_s_max: float = Field(default=15.0, gt=0, le=600, description="a drain that takes longer is given up")
     reconfigurations_max: int = Field(default=2, ge=1, le=64, description="nodes of the pool that change at one time")

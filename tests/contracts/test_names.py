@@ -15,7 +15,6 @@ from shared.contracts.ids import (
     check_token,
     decode_worker_id,
     epoch_of,
-    first_rank_of,
     node_of,
     unpack_block_ids,
     worker_id,
@@ -39,7 +38,7 @@ def test_packed_ids_of_a_wrong_length_are_refused(length: int) -> None:
 @given(st.from_regex(r"[A-Za-z0-9_-]{1,20}", fullmatch=True), st.integers(0, 10**6), st.integers(0, 63))
 def test_a_worker_id_says_node_epoch_and_rank(node: str, epoch: int, rank: int) -> None:
     worker = worker_id(NodeId(node), epoch, rank)
-    assert (node_of(worker), epoch_of(worker), first_rank_of(worker)) == (node, epoch, rank)
+    assert (node_of(worker), epoch_of(worker)) == (node, epoch)
     assert node_of(decode_worker_id(NodeId(node), rank)) == node
 
 

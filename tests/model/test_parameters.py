@@ -31,7 +31,7 @@ def test_the_defaults_are_the_papers() -> None:
     parameters = Parameters()
     assert (parameters.beta, parameters.lam, parameters.window_s, parameters.long_tokens) == (3.0, 0.1, 20, 32_768)
     assert (parameters.theta_inter, parameters.theta_intra, parameters.theta_reclaim) == (0.3, 2.0, 0.3)
-    assert (parameters.decay, parameters.ops_max, parameters.scan_every_s) == (0.8, 16, 1.0)
+    assert (parameters.decay, parameters.scan_every_s) == (0.8, 1.0)
 
 
 def test_a_change_names_only_what_it_changes() -> None:

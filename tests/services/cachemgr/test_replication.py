@@ -212,6 +212,18 @@ def test_replicated_layouts_keep_all_in_a_split_and_the_common_in_a_merge() -> N
     assert [usable(story, names, "n0/2/0") for names in ("a b", "a c")] == [1, 1]
 
 
+def test_what_nobody_believes_is_not_kept() -> None:
+    story = CacheStory()
+    story.tell(*serving("n0", (1, 1)))
+    unregistered = BlockRun(block_ids=b"".join(chain("a b")))
+    story.tell(
+        BlocksStored(worker=WorkerId("n0/1/0"), incarnation=2, number=1, cause="fetch", blocks=2, runs=(unregistered,))
+    )
+    story.stores("n0/1/1", "p q")
+    switched(story, "n0", (1, 1), (2,))
+    assert (usable(story, "a b", "n0/2/0"), usable(story, "p q", "n0/2/0")) == (0, 2)
+
+
 def test_an_aborted_plan_is_forgotten() -> None:
     story = CacheStory()
     story.tell(*serving("n0", (2, 2)), planned("n0", (2, 2), (4,)))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from controller_world import rederive_windows
 
 from cli.embedded.nats import EmbeddedNats
 from services.controller import decider
-from services.controller.decider import rederive_windows
 from shared.contracts.commands import Accepted, Adopt, NodeLoad, Refused, RouterAlive, decode_command, encode_message
 from shared.contracts.events import (
     Cordoned,

@@ -1,11 +1,11 @@
 """Windows by hand, and every recorded window derived again from the log alone."""
 
-from controller_world import SECOND_US, ControllerStory, led
+from controller_world import SECOND_US, ControllerStory, led, rederive_windows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.controller import windows as windows_model
-from services.controller.decider import close_window, rederive_windows, take_leadership
+from services.controller.decider import close_window, take_leadership
 from shared.contracts.events import (
     ParametersChanged,
     RequestCancelled,
