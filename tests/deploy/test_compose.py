@@ -80,7 +80,7 @@ def test_images_are_pinned(pool: dict[str, Any]) -> None:
         assert re.fullmatch(r"\d+\.\d+(\.\d+)?(-alpine)?", pool["services"][name]["image"].partition(":")[2]), name
 
 
-def test_only_the_api_and_the_console_are_published_and_only_on_loopback(pool: dict[str, Any]) -> None:
+def test_only_the_api_and_the_record_are_published_and_only_on_loopback(pool: dict[str, Any]) -> None:
     published = {name: service["ports"] for name, service in pool["services"].items() if "ports" in service}
     assert set(published) == {"gateway", "ledger"}
     assert all(port["host_ip"] == "127.0.0.1" for ports in published.values() for port in ports)
