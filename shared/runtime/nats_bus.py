@@ -6,7 +6,7 @@ import nats.errors
 import structlog
 from nats.aio.msg import Msg
 
-from shared.runtime.nats_link import NatsLink
+from shared.runtime.nats_link import NatsLink, cancellable
 from shared.runtime.ports import HANDLERS_MAX, Handler, NoReply, Unavailable
 
 WAITING_MESSAGES_MAX = 10_000
@@ -24,7 +24,8 @@ class NatsBus:
 
     async def publish(self, subject: str, payload: bytes) -> None:
         try:
-            await self._link.client.publish(subject, payload)
+            with cancellable():
+                await self._link.client.publish(subject, payload)
         except nats.errors.MaxPayloadError:
             raise self._too_large(subject, payload) from None
         except nats.errors.Error as error:
@@ -32,10 +33,8 @@ class NatsBus:
 
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
         try:
-            async with asyncio.timeout(timeout_s):
-                # Not into the client's buffer: a command must not arrive long after its sender has given it up.
-                await self._link.connected()
-                reply = await self._link.client.request(subject, payload, timeout=timeout_s)
+            with cancellable():
+                return await self._ask(subject, payload, timeout_s)
         except nats.errors.NoRespondersError:
             raise NoReply(f"nobody listens on {subject}") from None
         except TimeoutError:
@@ -44,7 +43,12 @@ class NatsBus:
             raise self._too_large(subject, payload) from None
         except nats.errors.Error as error:
             raise NoReply(f"no answer on {subject}: {error}") from error
-        return reply.data
+
+    async def _ask(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        async with asyncio.timeout(timeout_s):
+            # Not into the client's buffer: a command must not arrive long after its sender has given it up.
+            await self._link.connected()
+            return (await self._link.client.request(subject, payload, timeout=timeout_s)).data
 
     async def subscribe(self, subject: str, handler: Handler) -> None:
         slots = asyncio.Semaphore(HANDLERS_MAX)
@@ -60,12 +64,13 @@ class NatsBus:
             task.add_done_callback(ended)
 
         try:
-            await self._link.client.subscribe(
-                subject, cb=take, pending_msgs_limit=WAITING_MESSAGES_MAX, pending_bytes_limit=WAITING_BYTES_MAX
-            )
-            # nats-py writes a ping ahead of what waits to be written, so the first answer may precede the subscription.
-            for _ in range(2):
-                await self._link.client.flush()
+            with cancellable():
+                await self._link.client.subscribe(
+                    subject, cb=take, pending_msgs_limit=WAITING_MESSAGES_MAX, pending_bytes_limit=WAITING_BYTES_MAX
+                )
+                # nats-py writes a ping ahead of what waits to be written: the first answer may precede the subscription.
+                for _ in range(2):
+                    await self._link.client.flush()
         except nats.errors.Error as error:
             raise Unavailable(f"subscribe to {subject}: {error}") from error
 

@@ -1,8 +1,8 @@
 """One connection to NATS: reconnects without end, but its first connect is bounded and says clearly what went wrong."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -25,6 +25,23 @@ DRAIN_LIMIT_S = 2
 CLOSE_LIMIT_S = 3.0
 BUFFER_BYTES_MAX = 8 * 2**20
 """What may wait in the client while the server is away."""
+
+
+@contextmanager
+def cancellable() -> Iterator[None]:
+    """Around nats-py: raise the cancellation that it swallowed.
+
+    Its `flush` catches CancelledError, and so does `wait_for` of Python 3.11 when the answer arrives at the same moment
+    (python/cpython#86296). A task that is cancelled and goes on makes whoever awaits its end wait for ever.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "NATS is called from a task"
+    before = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 class _Watcher(NamedTuple):
@@ -65,16 +82,17 @@ class NatsLink:
         """
         if not self.client.is_connected:
             raise Unavailable(f"{what}: NATS at {self.addresses} is away")
-        try:
-            async with asyncio.timeout(limit_s) as limit:
-                self._calls.add(limit)
-                try:
-                    yield
-                finally:
-                    self._calls.discard(limit)
-        except (nats.errors.Error, TimeoutError) as error:
-            reason = str(error) or ("no answer" if self.client.is_connected else "the connection broke")
-            raise Unavailable(f"{what}: {reason}") from error
+        with cancellable():
+            try:
+                async with asyncio.timeout(limit_s) as limit:
+                    self._calls.add(limit)
+                    try:
+                        yield
+                    finally:
+                        self._calls.discard(limit)
+            except (nats.errors.Error, TimeoutError) as error:
+                reason = str(error) or ("no answer" if self.client.is_connected else "the connection broke")
+                raise Unavailable(f"{what}: {reason}") from error
 
     async def connected(self) -> None:
         """Returns when the server is there."""

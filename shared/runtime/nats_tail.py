@@ -17,7 +17,7 @@ from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header, StreamInfo
 
 from shared.runtime.clock import Clock
-from shared.runtime.nats_link import NatsLink
+from shared.runtime.nats_link import NatsLink, cancellable
 from shared.runtime.ports import Deliver, LogLost, Unavailable
 
 HEARTBEAT_S = 1.0
@@ -171,7 +171,8 @@ class NatsTail:
         consumer, self._consumer = self._consumer, None
         try:
             if subscription is not None and not self._link.client.is_closed:
-                await subscription.unsubscribe()
+                with cancellable():
+                    await subscription.unsubscribe()
             if consumer is not None:
                 async with self._link.calling(f"consumer {consumer}", ANSWER_LIMIT_S):
                     await self._link.client.jetstream(timeout=ANSWER_LIMIT_S).delete_consumer(self._stream, consumer)

@@ -313,3 +313,26 @@ async def test_a_link_closes_in_peace_while_it_loses_its_server(
         await asyncio.sleep(0)
     await asyncio.wait_for(link.close(), 5)
     assert link.client.is_closed
+
+
+@pytest.mark.parametrize("what", ["log", "bus"])
+async def test_a_cancellation_that_arrives_with_the_answer_is_not_lost(nats: NatsClient, what: str) -> None:
+    """A task that is cancelled ends, in whatever turn of the loop that happens."""
+    log, bus = await nats.log(), await nats.bus()
+
+    async def answer(_subject: str, payload: bytes) -> bytes:
+        return payload
+
+    await bus.subscribe("vertumnus.test.agent.n0", answer)
+
+    async def ask() -> None:
+        while True:
+            await (log.bounds() if what == "log" else bus.request("vertumnus.test.agent.n0", b"", 5))
+
+    for attempt in range(150):
+        asking = asyncio.create_task(ask())
+        for _ in range(attempt % 30):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking], timeout=0.5)
+        assert asking.done(), f"attempt {attempt}: it goes on"
