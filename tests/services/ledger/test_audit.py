@@ -1,14 +1,17 @@
 """The audit finds what is wrong, and says where."""
 
 from collections.abc import Iterable
+from uuid import UUID
 
 import asyncpg
 import pytest
 
 from bench.ledger_traffic import Told
-from services.ledger.audit import Audit, audit
+from services.ledger.audit import Audit, Examiner, audit
 from services.ledger.database import driver_url
 from services.ledger.lives import EpochLives, RequestLives
+from services.ledger.reading import LogInfo, LogRow
+from services.ledger.records import CHAIN_ORIGIN, LOG_TABLES, Arrival, link, record
 from shared.contracts.envelope import EventData
 from shared.contracts.events import (
     EpochAborted,
@@ -136,6 +139,48 @@ async def test_an_open_request_is_told_and_a_violation_only_of_a_record_at_rest(
     assert not (await audit(writer.url, settled=True)).clean
 
 
+async def test_a_gap_that_is_accepted_and_not_yet_passed_is_no_violation(writer: RecordWriter, seals: Seals) -> None:
+    await writer.write(story(seals, 3))
+    log, last = writer.checkpoint.log, writer.checkpoint.stream_seq
+    accepted = "INSERT INTO gaps (log, from_seq, to_seq, accepted_by, reason) VALUES ($1, $2, $3, 'ann', 'a full disk')"
+    await writer.connection.execute(accepted, log, last + 1, last + 10)
+    found = await audit(writer.url)
+    assert (found.violations, found.accepted_gap_events) == ([], 0)
+
+
+def examined(*logs: tuple[LogInfo, list[Arrival]]) -> list[str]:
+    """The violations in logs whose chains go on from one to the next."""
+    heads, examiner = dict.fromkeys(LOG_TABLES, CHAIN_ORIGIN), Examiner()
+    for log, arrivals in logs:
+        examiner.begin(log._replace(heads=heads, stream_seq=len(arrivals)))
+        for arrival in arrivals:
+            table = record(arrival).table
+            heads[table] = link(heads[table], arrival.raw)
+            examiner.row(LogRow(table, arrival.stream_seq, arrival.raw, heads[table], {}))
+        examiner.end()
+    return examiner.verdict(settled=False).violations
+
+
+def test_a_source_numbers_without_gaps(seals: Seals) -> None:
+    first, second, third = seals.arrivals([Told("router", received(name, 9), name) for name in "abc"])
+    log = LogInfo(UUID(int=1), 1, None, None, 0, {}, ())
+    assert examined((log, [first, second, third])) == []
+    [found] = examined((log, [first, Arrival(2, third.raw)]))
+    assert "router-1-0 numbers it 3 after 1" in found
+
+
+def test_a_log_says_what_it_follows_and_numbers_may_jump_between_logs(seals: Seals) -> None:
+    first, _, third = seals.arrivals([Told("router", received(name, 9), name) for name in "abc"])
+    log, other = UUID(int=1), UUID(int=2)
+    earlier = LogInfo(log, 1, None, None, 0, {}, ())
+    later = LogInfo(other, 2, log, 1, 0, {}, ())
+    rest = [Arrival(1, third.raw)]
+    assert examined((earlier, [first]), (later, rest)) == []
+    for wrong in (later._replace(predecessor=other), later._replace(predecessor_seq=7)):
+        [found] = examined((earlier, [first]), (wrong, rest))
+        assert "says it follows" in found
+
+
 TAMPERINGS = {
     "raw = raw || 'x' WHERE stream_seq = 50": ["decisions", ":50", "chain breaks"],
     "stream_seq = 100000 WHERE stream_seq = 50": [":51", "50 to 50 are missing"],
@@ -150,6 +195,7 @@ TAMPERINGS = {
 async def test_the_owner_changes_a_row(writer: RecordWriter, seals: Seals, change: str) -> None:
     found = await tampered(writer, seals, f"UPDATE decisions SET {change}")
     assert all(part in found.violations[0] for part in TAMPERINGS[change]), found.violations
+    assert sum("chain breaks" in each for each in found.violations) <= 2, "the rows behind are not blamed"
 
 
 async def test_the_owner_removes_a_row(writer: RecordWriter, seals: Seals) -> None:
