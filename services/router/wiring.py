@@ -53,7 +53,5 @@ class Wiring:
 
     def record(self, call: Call, facts: list[EventData], cause: Placed | None = None) -> list[Envelope]:
         """Record what was decided about `call`, whose last assignment was `cause`. Errors: OutboxFull."""
-        if not facts:
-            return []
         causation = cause.event.id if cause else None
         return self.outbox.record(facts, Origin(call.request, causation, call.order.traceparent))

@@ -64,11 +64,11 @@ class NodeAgent:
     async def start(self) -> None:
         """Fold the log, take commands, begin the first life. Errors: Unavailable; TimeoutError if the log is silent."""
         await self.projection.start()
-        await self._ports.recorder.outbox.start()
+        await self._ports.outbox.start()
         self.projection.listen(self._learn)
         await self._ports.bus.subscribe(self._ports.subjects.agent(self._ports.node), self._handle)
         self._ports.metrics.watch(
-            self._ports.node, lambda: len(self._ports.state.desk), lambda: self._ports.recorder.outbox.events
+            self._ports.node, lambda: len(self._ports.state.desk), lambda: self._ports.outbox.events
         )
         self._tasks = [asyncio.create_task(self._lives(), name="lives"), asyncio.create_task(self._beat(), name="beat")]
 
@@ -76,7 +76,7 @@ class NodeAgent:
         """Returns when the log can be followed or written no longer, or a belief was broken: the process must end."""
         waits = [
             asyncio.ensure_future(self.projection.failed()),
-            asyncio.ensure_future(self._ports.recorder.outbox.failed()),
+            asyncio.ensure_future(self._ports.outbox.failed()),
             asyncio.ensure_future(self._first_error()),
             asyncio.shield(self._replaced),
         ]
@@ -102,14 +102,14 @@ class NodeAgent:
         for task in (lives, beat):
             task.cancel()
         await asyncio.gather(lives, beat, return_exceptions=True)
-        await self._ports.recorder.outbox.stop()
+        await self._ports.outbox.stop()
         await self.projection.stop()
 
     def ready(self) -> str | None:
         """Why this node cannot serve, or None."""
         if self._life is None or not self._life[0].serving:
             return f"node {self._ports.node}: {self._why_not}"
-        if not self._ports.recorder.outbox.ready:
+        if not self._ports.outbox.ready:
             return f"node {self._ports.node}: the log does not acknowledge events"
         return None
 

@@ -170,13 +170,12 @@ def register(state: State, engine: EngineDescription, coefficients_version: str)
         epoch=state.served.epoch,
         composition=state.served.composition,
     )
-    return [*lose(state, "the agent was restarted", "engine-died"), registered]
+    return [*lose(state, "the agent was restarted"), registered]
 
 
-def lose(state: State, reason: str, abort: AbortReason) -> list[EventData]:
-    """The incarnation ends, and with it every job that has not had its first token."""
-    lost = [NodeLost(node=state.node, incarnation=state.incarnation, reason=reason)] if state.alive else []
-    return [*lost, *(fact for job in state.desk for fact in abort_job(job, abort))]
+def lose(state: State, reason: str) -> list[EventData]:
+    """The incarnation ends; `abort_job` ends each of its jobs."""
+    return [NodeLost(node=state.node, incarnation=state.incarnation, reason=reason)] if state.alive else []
 
 
 # --- a job's life

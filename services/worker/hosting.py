@@ -8,7 +8,6 @@ from services.worker.decider import evolve, initial
 from services.worker.engines import MakeEngine, coefficients_of
 from services.worker.metrics import WorkerMetrics
 from services.worker.ports import NodePorts
-from services.worker.record import Recorder
 from services.worker.settings import WorkerSettings
 from shared.contracts.envelope import Channel
 from shared.contracts.ids import NodeId, Source
@@ -41,7 +40,7 @@ def _agent(
         node=node,
         source=identity.source,
         state=state,
-        recorder=Recorder(outbox),
+        outbox=outbox,
         clock=clock,
         bus=runtime.bus,
         bulk=runtime.bulk,

@@ -22,6 +22,7 @@ from services.worker.frames import Frames
 from services.worker.gate import Gate
 from services.worker.geometry import retired
 from services.worker.job import Job, JobKey, Stage
+from services.worker.origins import of_job
 from services.worker.ports import NodePorts
 from services.worker.steps import Effects, StepLoop
 from services.worker.streams import Streams
@@ -95,7 +96,7 @@ class Incarnation:
         if geometry.epoch:
             await self.engine.adopt(geometry.epoch, geometry.composition)
         serve(self.state, geometry, {})
-        self.ports.recorder.record(register(self.state, self.description, self.ports.coefficients_version))
+        self.ports.outbox.record(register(self.state, self.description, self.ports.coefficients_version))
         self.ports.metrics.lives.labels(self.ports.node).inc()
         self._logger.info("registered", incarnation=self.state.incarnation, epoch=geometry.epoch)
 
@@ -112,7 +113,9 @@ class Incarnation:
         tell("ended", incarnation=self.state.incarnation, reason=ending.reason)
         told = [(job, self._streams.index(job)) for job in self.state.desk]
         aborted = sum(job.stage is not Stage.STREAMING for job, _ in told)
-        said = self.ports.recorder.record(lose(self.state, ending.reason, ending.abort))
+        said = self.ports.outbox.record(lose(self.state, ending.reason))
+        for job in self.state.desk:
+            said += self.ports.outbox.record(abort_job(job, ending.abort), of_job(job))
         self.ports.metrics.ended.labels(ending.abort).inc(aborted)
         tasks = [*self._loop_tasks, *self._streams.tasks(), *self._others]
         for task in tasks:
@@ -130,7 +133,7 @@ class Incarnation:
         if not said:
             return
         try:
-            await within(self.ports.clock, ACKNOWLEDGE_LIMIT_S, self.ports.recorder.outbox.stored(said[-1]))
+            await within(self.ports.clock, ACKNOWLEDGE_LIMIT_S, self.ports.outbox.stored(said[-1]))
         except TimeoutError:
             self._logger.warning("the log does not acknowledge", waiting_for=said[-1].type)
 
@@ -142,7 +145,7 @@ class Incarnation:
         """SIGTERM: be schedulable no more, give back what is queued, let what runs end for up to `limit_s`, then end."""
         self.finishing = True
         self.state.desk.drain(self.state.desk.workers)
-        await self._acknowledged(self.ports.recorder.record(retired(self.state, self.description.prefill_ranks)))
+        await self._acknowledged(self.ports.outbox.record(retired(self.state, self.description.prefill_ranks)))
         self.give_back(self.state.desk.workers)
         try:
             await within(self.ports.clock, limit_s, self._all_jobs_ended())
@@ -185,7 +188,7 @@ class Incarnation:
             return answer
         if (refusal := refuse_assign(self.state, self.description, assign)) is not None:
             return refusal
-        if not self.ports.recorder.outbox.ready:
+        if not self.ports.outbox.ready:
             return Refused(reason="full", detail="the log does not acknowledge events")
         for given_up in desk.of_request(assign.request):
             self.stop_job(given_up, "released")
@@ -220,7 +223,7 @@ class Incarnation:
         for worker in command.workers or served:
             resident = self.engine.resident(served[worker])
             number = self.state.numbers.get(worker, 0)
-            self.ports.recorder.record(cache_events.report(worker, self.state.incarnation, number, resident))
+            self.ports.outbox.record(cache_events.report(worker, self.state.incarnation, number, resident))
         return Accepted()
 
     def lose_router(self, source: str) -> None:
@@ -240,7 +243,7 @@ class Incarnation:
         """Queued: at once. In prefill: at the next step boundary. Streaming: its stream ends, its blocks stay cached."""
         match job.stage:
             case Stage.QUEUED:
-                self.ports.recorder.record(abort_job(job, reason), job)
+                self.ports.outbox.record(abort_job(job, reason), of_job(job))
                 self._aborted(job, reason)
             case Stage.RUNNING:
                 job.stop = job.stop or reason

@@ -4,20 +4,21 @@ from typing import NamedTuple
 
 from services.worker.decider import State
 from services.worker.metrics import WorkerMetrics
-from services.worker.record import Recorder
 from shared.contracts.ids import NodeId, Source
 from shared.contracts.subjects import Subjects
 from shared.runtime.clock import Clock
+from shared.runtime.outbox import Outbox
 from shared.runtime.ports import Bus
 
 
 class NodePorts(NamedTuple):
-    """`bulk` carries claims and token frames. `coefficients_version` names the set that predicts this node's prefills."""
+    """`bulk` carries claims and token frames. `coefficients_version` names the set that predicts this node's prefills. An
+    `outbox` that is full ends the process: jobs are accepted only while there is room."""
 
     node: NodeId
     source: Source
     state: State
-    recorder: Recorder
+    outbox: Outbox
     clock: Clock
     bus: Bus
     bulk: Bus

@@ -20,6 +20,7 @@ from services.worker.engine.protocol import (
 )
 from services.worker.gate import Gate
 from services.worker.job import Job, Stage
+from services.worker.origins import of_job
 from services.worker.ports import NodePorts
 from services.worker.stream import sampling_of
 from services.worker.waiting import within
@@ -93,7 +94,7 @@ class StepLoop:
             self._abort(job, "claim-lost")
             return
         queue_us = (self._ports.clock.monotonic_ns() - job.accepted_ns) // 1_000
-        self._ports.recorder.record(start(job, queue_us), job)
+        self._ports.outbox.record(start(job, queue_us), of_job(job))
         try:
             result = await self._prefill(job, tokens)
         except Cancelled:
@@ -111,7 +112,7 @@ class StepLoop:
         else:
             item = result.items[0]
             prefilled = Prefilled(item, result.evicted, queue_us, round(result.seconds * US_PER_S))
-            self._ports.recorder.record(complete(self._ports.state, job, prefilled), job)
+            self._ports.outbox.record(complete(self._ports.state, job, prefilled), of_job(job))
             self._effects.stream(job, prefilled)
 
     async def _prefill(self, job: Job, tokens: Tokens) -> StepResult:
@@ -126,5 +127,5 @@ class StepLoop:
         self._effects.died(reason)
 
     def _abort(self, job: Job, reason: AbortReason) -> None:
-        self._ports.recorder.record(abort_job(job, reason), job)
+        self._ports.outbox.record(abort_job(job, reason), of_job(job))
         self._effects.aborted(job, reason)

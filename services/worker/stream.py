@@ -6,10 +6,11 @@ from services.worker.decider import Prefilled, hand_off
 from services.worker.engine.protocol import Engine, Sampling, Token
 from services.worker.frames import Frames
 from services.worker.job import Job
-from services.worker.record import Recorder
+from services.worker.origins import of_job
 from shared.contracts.commands import Assign, TokenFrame, TokenLogprobs
 from shared.contracts.events import Finish
 from shared.runtime.clock import Clock
+from shared.runtime.outbox import Outbox
 
 FRAME_GAP_NS = 5_000_000
 """Tokens that follow each other faster travel together: 200 frames a second are smoother than anybody reads."""
@@ -24,12 +25,12 @@ def sampling_of(assign: Assign) -> Sampling:
 class Stream:
     """One job's tokens. The first frame does not wait for the log: a frame is no decision, and TTFT counts."""
 
-    def __init__(self, job: Job, engine: Engine, frames: Frames, recorder: Recorder, clock: Clock) -> None:
+    def __init__(self, job: Job, engine: Engine, frames: Frames, outbox: Outbox, clock: Clock) -> None:
         self.index = 0
         self._job = job
         self._engine = engine
         self._frames = frames
-        self._recorder = recorder
+        self._outbox = outbox
         self._clock = clock
         self._waiting: list[Token] = []
         self._sent_ns = 0
@@ -52,7 +53,7 @@ class Stream:
         if alone or stopped:
             return
         handed_off = await self._engine.hand_off(job.key.engine_id)
-        self._recorder.record(hand_off(job, handed_off), job)
+        self._outbox.record(hand_off(job, handed_off), of_job(job))
         self._engine.release(job.key.engine_id)
         await self._decode(first.token)
 

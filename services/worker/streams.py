@@ -33,7 +33,7 @@ class Streams:
             # The cancellation came too late for the step: its blocks stay, its tokens go nowhere.
             self._end(job)
             return
-        stream = Stream(job, self._engine, self._frames, self._ports.recorder, self._ports.clock)
+        stream = Stream(job, self._engine, self._frames, self._ports.outbox, self._ports.clock)
         task = tasks.create_task(self._run(job, stream, prefilled), name=f"stream {job.key.engine_id}")
         self._open[job.key] = stream, task
         # A callback, because a task that is cancelled before it began runs no `finally`.

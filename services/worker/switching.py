@@ -17,6 +17,7 @@ from services.worker.decider import Geometry, serve
 from services.worker.engine.protocol import Busy, EngineDied, EngineError, StaleEpoch
 from services.worker.geometry import adopted, drained, refuse_adopt, refuse_drain
 from services.worker.incarnation import Incarnation
+from services.worker.origins import of_epoch
 from services.worker.waiting import within
 from shared.contracts.commands import Accepted, Adopt, Drain, Refused
 from shared.contracts.ids import WorkerId
@@ -54,16 +55,17 @@ class Switching:
         desk.drain(command.workers)
         returned = self._incarnation.give_back(command.workers)
         self._stop_drain()
-        self._drain = self._incarnation.spawn(self._finish_drain(command.workers, returned), "drain")
+        self._drain = self._incarnation.spawn(self._finish_drain(command.epoch, command.workers, returned), "drain")
         return Accepted()
 
-    async def _finish_drain(self, workers: tuple[WorkerId, ...], returned_requests: int) -> None:
+    async def _finish_drain(self, coming_epoch: int, workers: tuple[WorkerId, ...], returned_requests: int) -> None:
         began_ns = self._ports.clock.monotonic_ns()
         try:
             await self._gate.idle(workers)
             await self._gate.parked()
             drain_us = (self._ports.clock.monotonic_ns() - began_ns) // 1_000
-            self._ports.recorder.record(drained(self._state, workers, returned_requests, drain_us))
+            facts = drained(self._state, workers, returned_requests, drain_us)
+            self._ports.outbox.record(facts, of_epoch(self._ports.node, coming_epoch))
             await self._ports.clock.sleep(HOLD_S)
         finally:
             self._gate.open()
@@ -128,7 +130,7 @@ class Switching:
         }
         serve(self._state, wanted, held)
         self._incarnation.start_loops()
-        envelopes = self._ports.recorder.record(adopted(self._state, ranks))
+        envelopes = self._ports.outbox.record(adopted(self._state, ranks), of_epoch(self._ports.node, wanted.epoch))
         self._logger.info("adopted", epoch=wanted.epoch, composition=wanted.composition)
-        await self._ports.recorder.outbox.stored(envelopes[-1])
+        await self._ports.outbox.stored(envelopes[-1])
         return Accepted()

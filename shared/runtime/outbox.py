@@ -90,7 +90,10 @@ class Outbox:
         return len(self._waiting)
 
     def record(self, facts: Sequence[EventData], origin: Origin = NO_ORIGIN) -> list[Envelope]:
-        """Fold `facts` now, publish them in order. Errors: OutboxFull, BadEvent; nothing is folded or published then."""
+        """Fold `facts` now, publish them in order; none is fine. Errors: OutboxFull, BadEvent; nothing is folded or published
+        then."""
+        if not facts:
+            return []
         if len(self._waiting) + len(facts) > EVENTS_MAX or self._bytes >= BYTES_MAX:
             raise OutboxFull(
                 f"{len(self._waiting)} events, {self._bytes} bytes wait for the log; at most {EVENTS_MAX}, {BYTES_MAX} may"

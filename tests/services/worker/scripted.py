@@ -16,7 +16,6 @@ from services.worker.engine.modelled import ModelledEngine, ModelledNode
 from services.worker.job import Stage
 from services.worker.metrics import WorkerMetrics
 from services.worker.ports import NodePorts
-from services.worker.record import Recorder
 from shared.contracts.codec import decode
 from shared.contracts.commands import (
     Adopt,
@@ -114,7 +113,7 @@ class World:
             node=NODE,
             source=identity.source,
             state=state,
-            recorder=Recorder(outbox),
+            outbox=outbox,
             clock=self.clock,
             bus=self.bus,
             bulk=self.bus,
@@ -284,5 +283,5 @@ async def kill(agent: NodeAgent) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    agent._ports.recorder.outbox._publisher.cancel()  # type: ignore[union-attr]
+    agent._ports.outbox._publisher.cancel()  # type: ignore[union-attr]
     await agent.projection.stop()

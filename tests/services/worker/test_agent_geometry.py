@@ -41,6 +41,7 @@ async def test_a_drain_returns_what_waits_finishes_what_runs_and_says_so() -> No
                 node=NODE, node_epoch=1, workers=(worker(0), worker(1)), returned_requests=2, drain_us=400_000
             )
         ]
+        assert [each.correlation for each in world.envelopes()][-1] == "n0/2", "the epoch it is for"
         assert len(world.of("r0")) == 1, "what ran was served"
 
 
@@ -145,12 +146,14 @@ async def test_every_rank_says_that_it_has_adopted_before_the_answer() -> None:
         assert all(each.switch_us > 0 for each in adopted)
         assert (await world.ask(switch)).kind == "accepted", "a repetition does nothing and is answered alike"
         assert len(world.events(RankAdoptedEpoch)) == 8
+        told = [each.correlation for each in world.envelopes() if each.type == "rank-adopted-epoch"]
+        assert told == ["n0/1"] * 4 + ["n0/2"] * 4
 
 
 async def test_a_switch_is_answered_only_when_the_log_has_it() -> None:
     world = World()
     async with running(world) as agent:
-        agent._ports.recorder.outbox._publisher.cancel()
+        agent._ports.outbox._publisher.cancel()
         with pytest.raises(AssertionError, match="no answer to adopt"):
             await world.ask(Adopt(term=1, node=NODE, incarnation=1, epoch=2, composition=(4,)), within_s=5.0)
 

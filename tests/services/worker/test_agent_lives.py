@@ -39,6 +39,7 @@ async def test_a_dead_engine_is_said_at_once_to_the_log_and_to_every_router() ->
         assert lives(world)[:2] == [("node-registered", 1), ("node-lost", 1)]
         ends = {each.request: each.reason for each in world.events(PrefillAborted)}
         assert ends == {"runs": "engine-died", "waits": "engine-died"}
+        assert [each.correlation for each in world.envelopes()][-3:] == [None, "runs", "waits"]
         for request in ("streams", "runs", "waits"):
             assert world.of(request)[-1].error == "engine-died"
         assert world.of("streams")[-1].index == sum(len(frame.tokens) for frame in world.of("streams"))
@@ -64,7 +65,7 @@ async def test_routers_are_told_of_a_death_even_if_the_log_is_away() -> None:
     world = World()
     async with running(world) as agent:
         await world.ask(world.assignment("runs", prompt(500)))
-        agent._ports.recorder.outbox._publisher.cancel()
+        agent._ports.outbox._publisher.cancel()
         await world.engines[-1].close()
         await world.clock.advance(0.4)
         assert world.frames == []

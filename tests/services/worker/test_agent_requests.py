@@ -88,7 +88,7 @@ async def test_the_first_token_does_not_wait_for_the_log() -> None:
     world = World()
     async with running(world) as agent:
         await world.ask(world.assignment("a", prompt(10)))
-        agent._ports.recorder.outbox._publisher.cancel()
+        agent._ports.outbox._publisher.cancel()
         await world.clock.advance(0.1)
         assert len(world.of("a")) == 1
         assert world.events(PrefillCompleted) == []
@@ -199,7 +199,7 @@ async def test_a_queue_that_is_full_says_so() -> None:
 async def test_a_node_whose_events_are_not_stored_takes_nothing_new() -> None:
     world = World()
     async with running(world) as agent:
-        agent._ports.recorder.outbox._publisher.cancel()
+        agent._ports.outbox._publisher.cancel()
         assert (await world.ask(world.assignment("a", prompt(10)))).kind == "accepted"
         await world.clock.advance(2.5)
         assert (await world.ask(world.assignment("b", prompt(10)))).reason == "full"

@@ -172,13 +172,15 @@ class Node(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When the node is lost, whatever was accepted has its end."""
-        self.record(lose(self.state, "test", "engine-died"))
+        self.record(lose(self.state, "test"))
+        for job in self.state.desk:
+            self.record(abort_job(job, "engine-died"))
         assert self.ends().keys() == set(self.accepted)
         assert len(set(self.accepted)) == len(self.accepted), "an assignment was accepted twice"
         assert [fact for fact in self.facts if isinstance(fact, NodeLost)] == [
             NodeLost(node=NODE, incarnation=1, reason="test")
         ]
-        assert lose(self.state, "test", "engine-died") == []
+        assert lose(self.state, "test") == []
         for job in self.state.desk:
             assert job.stage is Stage.STREAMING
             self.state.desk.end(job)
