@@ -1,4 +1,4 @@
-"""Real servers for every test that needs one. Both start within a second, on free ports, in directories of their own."""
+"""Real servers, and a real model, for every test that needs one. Servers start within a second, on free ports."""
 
 import shutil
 import tempfile
@@ -50,3 +50,17 @@ _databases = count(1)
 def database_url(postgres_server: EmbeddedPostgres) -> str:
     """The SQLAlchemy URL of an empty database of this test's own. It goes with the server."""
     return postgres_server.create_database(f"test_{next(_databases)}")
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The converted default model: the one that `make model` made, or one of this session."""
+    made = Path(__file__).parents[1] / ".vertumnus" / "models" / "SmolLM2-135M-Instruct"
+    if (made / "config.json").is_file():
+        return made
+    # Imported by this session only: it takes torch along.
+    from services.worker.engine.torch.convert import convert
+
+    directory = tmp_path_factory.mktemp("models") / "SmolLM2-135M-Instruct"
+    convert(directory)
+    return directory

@@ -1,12 +1,10 @@
 """`vertumnus up`: the whole system on this machine, until Ctrl-C."""
 
 import contextlib
-import signal
 import sys
 import threading
 import time
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -15,7 +13,6 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from cli.embedded.data_dir import DataDir, RunningSystem
-    from cli.embedded.supervisor import Supervisor
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
@@ -45,7 +42,7 @@ def up(
     from cli.embedded.data_dir import AlreadyRunning, DataDir
     from cli.embedded.environment import SystemChoices
     from cli.embedded.processes import StartFailed
-    from cli.embedded.supervisor import GaveUp, Interrupted
+    from cli.embedded.supervisor import GaveUp, Interrupted, stop_on_signals
     from cli.embedded.system import EmbeddedSystem
     from cli.settings import CommandSettings
     from shared.model.lattice import parse_composition
@@ -95,21 +92,6 @@ def spinner() -> "Status":
     from rich.console import Console
 
     return Console(stderr=True).status("starting")
-
-
-def stop_on_signals(interrupted: threading.Event, supervisor: "Supervisor") -> None:
-    """From now on Ctrl-C, SIGTERM and the end of the terminal ask for an orderly stop, and a second one ends everything."""
-
-    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the shape that signal handlers have
-        if interrupted.is_set():
-            supervisor.kill()
-        interrupted.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
-    # Under nohup the end of the terminal is to be ignored.
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, on_signal)
 
 
 def describe(system: "RunningSystem", seconds: float, *, as_json: bool) -> str:

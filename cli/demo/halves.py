@@ -23,8 +23,15 @@ TRACE_ROWS = 4_000
 class Half(NamedTuple):
     """One half. Everything the system and its clients do is `speedup` times as fast as what it stands for."""
 
+    title: str
+    """What is printed above it."""
     name: str
+    """Its column's name in the table."""
+    directory: str
+    """Its name below the data directory."""
     choices: SystemChoices
+    shape: str
+    """What requests are like where no trace is given, of `SHAPES`."""
     requests: int
     requests_per_s: float
     shrink: float
@@ -40,22 +47,28 @@ class Half(NamedTuple):
         return self.coefficients.slo_us(tokens) / 1e6 / self.speedup
 
     def rows(self, trace: Path | None) -> list[Row]:
-        """The requests, with arrivals in the clients' time. Errors: BadRow, OSError, ValueError for an empty trace."""
-        source = list(islice(_conversation() if trace is None else read(trace), max(TRACE_ROWS, self.requests)))
+        """The requests, with arrivals in the clients' time. Errors: BadRow; OSError; ValueError if no request fits."""
+        source = list(islice(_made_up(self.shape) if trace is None else read(trace), max(TRACE_ROWS, self.requests)))
         found = statistics(source)
         faster = self.requests_per_s * self.speedup / found.requests_per_s
         rows = at_speed(jittered(source, found.arrival_grid_ms, Random(SEED)), faster)
-        rows = _fitting(rows, self.prompt_tokens_max / self.shrink)
-        return list(
-            islice(capped(shrunk(rows, self.shrink), self.prompt_tokens_max, self.output_tokens_max), self.requests)
-        )
+        longest = round(self.prompt_tokens_max / self.shrink)
+        fitting = capped(shrunk(_fitting(rows, longest), self.shrink), self.prompt_tokens_max, self.output_tokens_max)
+        chosen = list(islice(fitting, self.requests))
+        if not chosen:
+            raise ValueError(f"the trace: none of its first {found.requests:,} prompts has at most {longest:,} tokens")
+        return chosen
 
 
 def real(model_dir: Path) -> Half:
     """SmolLM2-135M on eight ranks of the torch engine. The trace is shrunk to what two CPU cores carry."""
     return Half(
-        name="real",
+        title="1. real: SmolLM2-135M, torch engine, 8 CPU ranks as 2 CP1 + 1 CP2 + 1 CP4",
+        name="real, 8 CPU ranks",
+        directory="real",
         choices=SystemChoices("torch", model_dir, (1, 1, 2, 4), 0),
+        # Sessions of a conversation take minutes from turn to turn; these share within the minute that there is.
+        shape="tool-agent",
         requests=64,
         requests_per_s=1.0,
         shrink=16 / BLOCK_TOKENS,
@@ -71,7 +84,9 @@ def scale() -> Half:
     speedup = 5.0
     pool = {"n0": "4,4", "n1": "4,4", "n2": "8", "n3": "8", "n4": "8"}
     return Half(
-        name="scale",
+        title=f"2. at scale: 40 modelled GPUs as 4 CP4 + 3 CP8, {speedup:g} × as fast as life",
+        name="modelled, 40 GPUs",
+        directory="scale",
         choices=SystemChoices(
             "modelled",
             None,
@@ -83,22 +98,23 @@ def scale() -> Half:
                 "worker": {"speedup": str(speedup), "nodes": str(len(pool)), "block_tokens": str(BLOCK_TOKENS)},
             },
         ),
+        shape="conversation",
         requests=2_000,
         requests_per_s=7.0,
         shrink=1.0,
         prompt_tokens_max=120_000,
         output_tokens_max=2,
-        concurrency=1_024,
+        concurrency=512,
         coefficients=load_coefficients("qwen3_30b_a3b_h20"),
         speedup=speedup,
     )
 
 
-def _conversation() -> Iterator[Row]:
+def _made_up(shape: str) -> Iterator[Row]:
     """A trace with the lengths and the sharing of a published one, for as long as anybody reads."""
-    return generated([Phase(86_400, 3.4, SHAPES["conversation"])], Random(SEED))
+    return generated([Phase(86_400, 3.4, SHAPES[shape])], Random(SEED))
 
 
-def _fitting(rows: Iterable[Row], tokens: float) -> Iterator[Row]:
+def _fitting(rows: Iterable[Row], tokens: int) -> Iterator[Row]:
     """Without the prompts that would have to be cut: a cut prompt shares more than the trace says."""
     return (row for row in rows if row.prompt_tokens <= tokens)

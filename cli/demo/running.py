@@ -1,117 +1,114 @@
-"""Run one half: start its system, send its requests, let the record settle, audit it."""
+"""What is done with a half's system: send its requests, audit its record, compare its answers with transformers."""
 
 import asyncio
-import shutil
-import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import orjson
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cli.demo.halves import Half
-from cli.embedded.data_dir import DataDir, RunningSystem
-from cli.embedded.system import EmbeddedSystem
-from cli.settings import CommandSettings
+from cli.embedded.data_dir import RunningSystem
 from cli.trace.measuring import OK, Outcome, Report
 from cli.trace.prompts import prompt_tokens
 from cli.trace.rows import Row
 from cli.trace.sending import Target, first_model, send
 from services.ledger.audit import Audit, audit
+from shared.contracts.events.requests import RequestCompleted
 from shared.runtime.clock import SystemClock
 
 SETTLE_S = 30.0
 """The ledger is at most this far behind when the last answer has come."""
 
-RECHECK_S = 600.0
+SETTLE_POLL_S = 0.5
+
+RECHECK_SILENCE_S = 300.0
+"""Importing transformers and one answer of 512 tokens, on a machine that has little time for either."""
+
+Answers = list[tuple[Row, Outcome]]
+Verdict = Counter[str]
+"""`answers`, `positions`, `equal`, `within_gap` and `mismatches` (`services.worker.engine.torch.recheck`)."""
 
 
 class Ran(NamedTuple):
-    """What one half showed. Times in `report` are of the clients' clock."""
+    """What one half showed. Times in `report` are of the clients' clock; without tensors there is no `verdict`."""
 
     half: Half
     report: Report
     audit: Audit
-    answers: list[tuple[Row, Outcome]]
+    verdict: Verdict | None
 
 
 class DemoFailed(Exception):
     """A half did not do what it must. The message says what."""
 
 
-@contextmanager
-def system_of(half: Half, home: Path, console: Console) -> Iterator[RunningSystem]:
-    """The half's system, in a fresh directory of its own."""
-    shutil.rmtree(home, ignore_errors=True)
-    directory = DataDir(home)
-    embedded = EmbeddedSystem(directory, half.choices, CommandSettings(), console.print, threading.Event())
-    with directory.locked(), embedded.running() as running:
-        yield running
+async def served(
+    half: Half, rows: list[Row], system: RunningSystem, on_outcome: Callable[[Row, Outcome], None]
+) -> Report:
+    """Send every row to `system` and report. Errors: NoServer."""
+    model = await first_model(system.api_url)
+    target = Target(system.api_url, model, concurrency=half.concurrency, objective=half, token_ids=True)
+    return await send(rows, target, SystemClock(), on_outcome)
 
 
-def run(half: Half, rows: list[Row], running: RunningSystem, console: Console) -> Ran:
-    """Send `rows` with live progress and audit what was recorded. Errors: DemoFailed, NoServer."""
-    answers: list[tuple[Row, Outcome]] = []
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, refresh_per_second=4) as progress:
-        bar = progress.add_task("", total=len(rows))
+async def settled_audit(database_url: str, answered: int) -> Audit:
+    """The audit once the ledger has copied the ends of the answered requests. What is still open then is a violation.
 
-        def ended(row: Row, outcome: Outcome) -> None:
-            answers.append((row, outcome))
-            progress.update(bar, advance=1, description=_standing(answers, half.speedup))
-
-        report, record = asyncio.run(_serve(half, rows, running, ended))
-    return Ran(half, report, record, answers)
-
-
-async def _serve(
-    half: Half, rows: list[Row], running: RunningSystem, ended: Callable[[Row, Outcome], None]
-) -> tuple[Report, Audit]:
-    model = await first_model(running.api_url)
-    target = Target(running.api_url, model, concurrency=half.concurrency, objective=half, token_ids=True)
-    report = await send(rows, target, SystemClock(), ended)
-    return report, await _settled_audit(running.database_url, len(rows))
-
-
-async def _settled_audit(database_url: str, requests: int) -> Audit:
-    """The audit once the ledger has copied the last end. Errors: DemoFailed."""
+    Errors: DemoFailed.
+    """
     clock = SystemClock()
     deadline_ns = clock.monotonic_ns() + round(SETTLE_S * 1e9)
     while True:
         found = await audit(database_url, settled=True)
-        if found.requests >= requests and not found.open_requests:
+        completed, late = found.by_end[RequestCompleted.TYPE], clock.monotonic_ns() > deadline_ns
+        # Requests refused at the door are counted there and are not on the record one by one.
+        if completed >= answered and (late or not found.open_requests):
             return found
-        if clock.monotonic_ns() > deadline_ns:
+        if late:
             raise DemoFailed(
-                f"after {SETTLE_S:.0f} s the record has {found.requests} of {requests} requests, "
-                f"{len(found.open_requests)} of them open"
+                f"{SETTLE_S:.0f} s after the last answer the record has {completed:,} completed requests; "
+                f"{answered:,} were answered"
             )
-        await clock.sleep(0.5)
+        await clock.sleep(SETTLE_POLL_S)
 
 
-def recheck(model_dir: Path, answers: list[tuple[Row, Outcome]]) -> dict[str, int]:
-    """Compare every greedy answer with transformers on the same weights. Errors: DemoFailed."""
-    lines = b"".join(
-        orjson.dumps({"prompt": prompt_tokens(row).tolist(), "output": outcome.token_ids}) + b"\n"
-        for row, outcome in answers
-        if outcome.kind == OK and outcome.token_ids
+async def compared(model_dir: Path, answers: Answers, on_verdict: Callable[[Verdict], None]) -> Verdict:
+    """Every greedy answer against transformers on the same weights; `on_verdict` sees the sum so far. Errors: DemoFailed."""
+    command = (sys.executable, "-P", "-m", "services.worker.engine.torch.recheck", str(model_dir))
+    # A session of its own: Ctrl-C is ours to handle.
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
-    command = [sys.executable, "-P", "-m", "services.worker.engine.torch.recheck", str(model_dir)]
-    done = subprocess.run(command, input=lines, capture_output=True, timeout=RECHECK_S, check=False)
-    if done.returncode:
-        raise DemoFailed(f"the comparison with transformers failed: {done.stderr.decode(errors='replace')[-500:]}")
-    verdict: dict[str, int] = orjson.loads(done.stdout)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    said = asyncio.ensure_future(process.stderr.read())
+    try:
+        process.stdin.write(b"".join(_line(row, outcome) for row, outcome in answers if outcome.kind == OK))
+        process.stdin.close()
+        verdict = Verdict()
+        while line := await asyncio.wait_for(process.stdout.readline(), RECHECK_SILENCE_S):
+            verdict.update(orjson.loads(line))
+            on_verdict(verdict)
+        status = await process.wait()
+    except TimeoutError as error:
+        raise DemoFailed(f"transformers compared nothing for {RECHECK_SILENCE_S:.0f} s") from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+        last_words = (await said).decode(errors="replace")[-500:]
+    if status:
+        raise DemoFailed(f"the comparison with transformers ended with status {status}: {last_words}")
     return verdict
 
 
-def _standing(answers: list[tuple[Row, Outcome]], speedup: float) -> str:
-    """Mean TTFT so far, and what went wrong."""
-    good = [outcome.late_s + outcome.ttft_s for _, outcome in answers if outcome.kind == OK]
-    mean = f"mean TTFT {speedup * sum(good) / len(good):.2f} s" if good else ""
-    bad = len(answers) - len(good)
-    return f"{mean}, {bad} not answered" if bad else mean
+def _line(row: Row, outcome: Outcome) -> bytes:
+    document = {"prompt": prompt_tokens(row).tolist(), "output": outcome.token_ids}
+    return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)

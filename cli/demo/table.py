@@ -1,4 +1,4 @@
-"""The demo's last word: one table, and the same as JSON."""
+"""The demo's last word: one table, what to make of it, and the same as JSON."""
 
 from typing import Any
 
@@ -6,29 +6,46 @@ from rich.table import Table
 
 from cli.demo.running import Ran
 from cli.trace.measuring import Times
+from shared.contracts.events.cache_control import ReplicaInstalled
+from shared.contracts.events.control import ReconfigurationPlanned
+
+LATE_SHARE = 0.1
+"""From this share of the mean TTFT on, the client's own lateness is worth a word."""
+
+Figures = dict[str, Any]
 
 
-def figures(ran: Ran, verdict: dict[str, int] | None) -> dict[str, Any]:
+def figures(ran: Ran) -> Figures:
     """What is told of one half. Times are in the seconds of the system that the half stands for."""
     report, record = ran.report, ran.audit
     return {
         "requests": report.requests,
         "answered": report.ok,
-        "not_answered": report.refused + report.failed,
+        "refused": report.refused,
+        "failed": report.failed,
+        "problems": {kind: problem._asdict() for kind, problem in report.problems.items()},
         "ttft_s": _times(report.ttft_s, ran.half.speedup),
         "tpot_s": _times(report.tpot_s, ran.half.speedup),
+        "late_s": _times(report.late_s, ran.half.speedup),
         "slo_attainment_by_tokens": report.attainment_by_tokens,
         "cached_share": report.cached_share,
         "events": record.events,
         "audit_violations": record.violation_count,
+        "violations": record.violations[:3],
         "ends": dict(record.by_end),
-        "reconfigurations": record.by_type["reconfiguration-planned"],
-        "replications": record.by_type["replica-installed"],
-        "transformers": verdict,
+        "reconfigurations": record.by_type[ReconfigurationPlanned.TYPE],
+        "replications": record.by_type[ReplicaInstalled.TYPE],
+        "transformers": None if ran.verdict is None else dict(ran.verdict),
     }
 
 
-def table(told: dict[str, dict[str, Any]]) -> Table:
+def passed(figures: Figures) -> bool:
+    """Whether a half did what it must: all answered or refused by admission, every token right, the record whole."""
+    exact = figures["transformers"] is None or not figures["transformers"]["mismatches"]
+    return bool(figures["answered"] and not figures["failed"] and exact and not figures["audit_violations"])
+
+
+def table(told: dict[str, Figures]) -> Table:
     """One column per half."""
     halves = list(told.values())
     shown = Table("", *told, title="Vertumnus", title_justify="left")
@@ -36,7 +53,7 @@ def table(told: dict[str, dict[str, Any]]) -> Table:
         column.justify = "right"
     shown.add_row("requests answered", *(f"{each['answered']:,} of {each['requests']:,}" for each in halves))
     for part in ("mean", "p50", "p90", "p99"):
-        shown.add_row(f"TTFT {part}, s", *(_seconds(each["ttft_s"], part) for each in halves))
+        shown.add_row(f"TTFT {part.replace('p', 'P')}, s", *(_seconds(each["ttft_s"], part) for each in halves))
     shown.add_row("SLO attainment by tokens", *(_share(each["slo_attainment_by_tokens"]) for each in halves))
     shown.add_row("cached share of prompt tokens", *(_share(each["cached_share"]) for each in halves))
     shown.add_row("reconfigurations, replications", *_counts(halves))
@@ -44,6 +61,22 @@ def table(told: dict[str, dict[str, Any]]) -> Table:
     shown.add_row("events on record", *(f"{each['events']:,}" for each in halves))
     shown.add_row("audit of the record", *(_audit(each["audit_violations"]) for each in halves))
     return shown
+
+
+def remarks(told: dict[str, Figures]) -> list[str]:
+    """What went wrong, and what the times hold that is not the system's."""
+    said = []
+    for name, each in told.items():
+        for kind, problem in each["problems"].items():
+            said.append(f"{name}: {problem['requests']:,} × {kind}: {problem['example']}")
+        said += [f"{name}: {violation}" for violation in each["violations"]]
+        ttft, late = each["ttft_s"], each["late_s"]
+        if ttft and late and late["mean"] > LATE_SHARE * ttft["mean"]:
+            said.append(
+                f"{name}: this machine could not send the requests in time (on average {late['mean']:.2f} s late, "
+                f"which TTFT includes)"
+            )
+    return said
 
 
 def _times(times: Times | None, speedup: float) -> dict[str, float] | None:
@@ -58,7 +91,7 @@ def _share(share: float | None) -> str:
     return "–" if share is None else f"{share:.1%}"
 
 
-def _counts(halves: list[dict[str, Any]]) -> list[str]:
+def _counts(halves: list[Figures]) -> list[str]:
     return [f"{each['reconfigurations']}, {each['replications']}" for each in halves]
 
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,6 +78,15 @@ class DataDir:
             lock.write(str(os.getpid()))
             lock.flush()
             yield
+
+    def clear(self) -> None:
+        """Remove everything, but for the lock that the caller holds. Errors: OSError."""
+        for left in self.path.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left)
+            elif left != self._lock:
+                left.unlink()
+        self.logs.mkdir()
 
     def block_key_file(self) -> Path:
         """The file of the deployment's block key (`shared.model.blocks`), made at first use and kept with the data."""

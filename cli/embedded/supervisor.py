@@ -1,10 +1,12 @@
 """Starts children in order, keeps them running, stops them in reverse order."""
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Protocol
 
 from cli.embedded.processes import StartFailed, kill_group, rotate_log, tail
@@ -56,7 +58,7 @@ class _Kept:
 
 
 class Supervisor:
-    """`start` any number of times, then `watch`, then `stop`; `stop` also after a failure of the others.
+    """`start` any number of times, then `watch`, or `tend` again and again, then `stop`; `stop` also after a failure.
 
     `say` gets one sentence per thing that the user should know. `interrupted` is set to end `start` and `watch`.
     """
@@ -85,13 +87,18 @@ class Supervisor:
     def watch(self) -> None:
         """Start crashed children again until interrupted. Errors: GaveUp."""
         while not self._interrupted.wait(POLL_S):
-            for kept in self._kept:
-                self._tend(kept, time.monotonic())
+            self.tend()
+
+    def tend(self) -> None:
+        """Look once at every child, and start again what has crashed and is due. Errors: GaveUp."""
+        for kept in self._kept:
+            self._tend(kept, time.monotonic())
 
     def stop(self) -> None:
         """Stop every child, the last started first."""
         if self._kept:
-            self._say("stopping; a second Ctrl-C ends everything at once")
+            # Only who has pressed it once is told of the second.
+            self._say("stopping; a second Ctrl-C ends everything at once" if self._interrupted.is_set() else "stopping")
         while self._kept:
             child = self._kept[-1].child
             child.stop()
@@ -157,3 +164,18 @@ class Supervisor:
             kept.child.start()
         except StartFailed as failure:
             self._crashed(kept, str(failure).partition(";")[0], time.monotonic())
+
+
+def stop_on_signals(interrupted: threading.Event, supervisor: Supervisor) -> None:
+    """From now on Ctrl-C, SIGTERM and the end of the terminal ask for an orderly stop, and a second one ends everything."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the shape that signal handlers have
+        if interrupted.is_set():
+            supervisor.kill()
+        interrupted.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    # Under nohup the end of the terminal is to be ignored.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, on_signal)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.engine.torch.convert import convert
 from services.worker.engine.torch.zygote import Zygote
 from tests.support.tiny_models import write_tiny_model
 
@@ -26,14 +25,3 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny-qwen3", "qwen3")
-
-
-@pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The converted default model: the one that `make model` made, or one of this session."""
-    made = Path(__file__).parents[4] / ".vertumnus" / "models" / "SmolLM2-135M-Instruct"
-    if (made / "config.json").is_file():
-        return made
-    directory = tmp_path_factory.mktemp("models") / "SmolLM2-135M-Instruct"
-    convert(directory)
-    return directory
