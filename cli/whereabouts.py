@@ -18,10 +18,16 @@ def database_url() -> str:
     return settings.database_url or _running(settings, "VERTUMNUS_DATABASE_URL").database_url
 
 
-def _running(settings: CommandSettings, variable: str) -> RunningSystem:
+def api_url() -> str:
+    """Where the OpenAI-compatible API of the system in the data directory answers. BadParameter if none runs there."""
+    return _running(CommandSettings(), "--url").api_url
+
+
+def _running(settings: CommandSettings, otherwise: str) -> RunningSystem:
+    """`otherwise` names the variable or option that would do instead."""
     system = DataDir(settings.data_dir).running()
     if system is None:
         raise typer.BadParameter(
-            f"nothing runs in {settings.data_dir}: start it with `vertumnus up`, set VERTUMNUS_DATA_DIR, or set {variable}"
+            f"nothing runs in {settings.data_dir}: start it with `vertumnus up`, set VERTUMNUS_DATA_DIR, or set {otherwise}"
         )
     return system

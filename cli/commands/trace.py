@@ -131,7 +131,10 @@ def send(
     file: Annotated[
         Path | None, typer.Argument(exists=True, dir_okay=False, help="a trace; made up when left out")
     ] = None,
-    url: Annotated[str, typer.Option(help="of the server, without /v1")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str | None,
+        typer.Option(help="of the server, without /v1 [default: the system that runs in the data directory]"),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="[default: the first the server offers]")] = None,
     api_key_file: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="a file with the key")] = None,
     text: Annotated[
@@ -163,7 +166,9 @@ def send(
     """
     from cli.trace.picture import report_picture
     from cli.trace.sending import Target
+    from cli.whereabouts import api_url
 
+    url = url or api_url()
     options = Shaping(start_s, end_s, limit, speed, rate, jitter_ms, shrink, max_prompt, max_output, seed)
     objective = None if slo_ms is None else LinearObjective(slo_ms / 1000, slo_ms_per_1k / 1000)
     key = None if api_key_file is None else api_key_file.read_text().strip()

@@ -1,5 +1,6 @@
 """`vertumnus trace …` as a user runs it."""
 
+import os
 from pathlib import Path
 
 import orjson
@@ -7,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.commands.trace import app
+from cli.embedded.data_dir import DataDir, RunningService, RunningSystem
 
 runner = CliRunner()
 
@@ -72,3 +74,27 @@ def test_sending_to_nobody_fails_clearly(trace: Path) -> None:
     assert result.exit_code == 1
     found = orjson.loads(result.stdout)
     assert (found["failed"], found["problems"]["connect"]["requests"]) == (3, 3)
+
+
+def test_without_an_address_the_running_system_is_meant(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = DataDir(tmp_path / "data")
+    monkeypatch.setenv("VERTUMNUS_DATA_DIR", str(home.path))
+    refused = runner.invoke(app, ["send", str(trace)])
+    assert refused.exit_code == 2
+    assert "nothing runs in" in refused.stderr
+    assert "--url" in refused.stderr
+    home.logs.mkdir(parents=True)
+    services = {"router": RunningService(url="http://127.0.0.1:9", log=home.logs / "router.log")}
+    home.announce(
+        RunningSystem(
+            pid=os.getpid(),
+            nats_url="",
+            database_url="",
+            operator_key_file=tmp_path,
+            tokenizer=False,
+            services=services,
+        )
+    )
+    assert "http://127.0.0.1:9/v1/models" in runner.invoke(app, ["send", str(trace)]).stderr
