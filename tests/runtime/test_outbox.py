@@ -168,6 +168,15 @@ async def test_a_batch_is_bounded_in_events_and_in_bytes(monkeypatch: pytest.Mon
     await out.stop()
 
 
+async def test_no_facts_are_nothing_to_record() -> None:
+    log, clock = Counting(), HastyClock()
+    out = await outbox(log, "router-1", clock)
+    assert out.record([]) == []
+    await out.stored(out.record([registered(1)])[-1])
+    assert [events for events, _ in log.appends] == [1]
+    await out.stop()
+
+
 async def test_stop_publishes_what_waits(world: World) -> None:
     out = await outbox(world.log, "router-1", world.clock)
     recorded = out.record([registered(n) for n in range(250)])

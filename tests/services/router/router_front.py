@@ -275,6 +275,8 @@ async def front(tmp_path: Path, coefficients: Coefficients = FAST, **settings: A
     try:
         yield made
         made.state.loads.check()
+        await made.dispatcher.drain()
+        assert not made.dispatcher._claims.held_bytes, "a prompt is kept for nobody"
     finally:
         await made.dispatcher.drain()
         await made.outbox.stop()

@@ -15,6 +15,7 @@ from shared.contracts.commands import Assign, Claim, RouterAlive, encode_message
 from shared.contracts.envelope import Envelope
 from shared.contracts.events import (
     ENDS,
+    Cordoned,
     NodeDeclaredLost,
     RequestAssigned,
     RequestCancelled,
@@ -25,8 +26,10 @@ from shared.contracts.events import (
     RequestRejected,
     RouterLost,
     RouterRegistered,
+    Uncordoned,
 )
 from shared.contracts.ids import NodeId, RequestId, RouterId
+from shared.model.cost import Coefficients
 from shared.runtime.outbox import OutboxFull
 from tests.support.replica import eventually
 
@@ -368,6 +371,18 @@ async def test_no_first_token_in_time_is_a_clear_failure(tmp_path: Path) -> None
         assert agent.cancelled == [(agent.assigns[0].request, 1)]
 
 
+async def test_a_first_token_is_given_twice_its_predicted_time(tmp_path: Path) -> None:
+    slow = Coefficients(version="slow", d=0.5, a=0.0, b=0.0, c=0.0, alpha=0.0)
+    async with front(tmp_path, slow, first_token_slack_s=0.1) as router:
+
+        async def late(agent: Agent, assign: Assign) -> None:
+            await asyncio.sleep(0.7)
+            await serve_some(agent, assign, 8)
+
+        await Agent(router, "n0", late).start((4,))
+        assert await router.answer(PROMPT) == continuation(PROMPT, 8)
+
+
 async def test_a_client_that_leaves(tmp_path: Path) -> None:
     async with front(tmp_path) as router:
 
@@ -445,6 +460,17 @@ class TestNoWorker:
             await asyncio.sleep(0.05)
             assert not router.told(RequestReceived)
             await Agent(router, "n0").start((4,))
+            assert await asyncio.wait_for(asking, 10) == continuation(PROMPT, 8)
+
+    async def test_waits_for_the_end_of_a_cordon(self, tmp_path: Path) -> None:
+        async with front(tmp_path, no_worker_wait_s=30) as router:
+            await Agent(router, "n0").start((4,))
+            ops = {"node": NodeId("n0"), "asked_by": "ops"}
+            await router.tell(Cordoned(**ops), sender="controller", source="controller")
+            asking = asyncio.ensure_future(router.answer(PROMPT))
+            await asyncio.sleep(0.05)
+            assert not asking.done()
+            await router.tell(Uncordoned(**ops), sender="controller", source="controller")
             assert await asyncio.wait_for(asking, 10) == continuation(PROMPT, 8)
 
     async def test_refuses_after_a_while(self, tmp_path: Path) -> None:

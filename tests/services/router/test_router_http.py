@@ -266,7 +266,7 @@ class TestStatuses:
             second = await client.post("/v1/completions", content=b" " * 200)
             assert (second.status_code, second.json()["error"]["code"]) == (429, "rate_limit_exceeded")
             assert (await first).status_code == 200
-            assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+            assert (await client.post("/v1/completions", content=slowly())).status_code == 200, "its room is free again"
 
     async def test_refusals_are_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("services.router.refusals.TELL_EVERY_S", 0.02)
