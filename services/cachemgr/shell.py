@@ -1,7 +1,5 @@
 """The cache manager at work: scans and reconciles while it leads, and asks for reports of caches that are in doubt."""
 
-import asyncio
-
 import structlog
 
 from services.cachemgr import decider
@@ -11,6 +9,7 @@ from shared.contracts.envelope import Stored
 from shared.contracts.events import CacheScanCompleted
 from shared.contracts.subjects import Subjects
 from shared.model.holders import in_doubt
+from shared.runtime.background import Background
 from shared.runtime.clock import Clock
 from shared.runtime.leadership import Leadership, NotLeading
 from shared.runtime.ports import Bus
@@ -33,33 +32,25 @@ class CacheManager:
         self._metrics = metrics
         self._scan_after_ns = 0
         self._ask_after_ns = 0
-        self._running: asyncio.Task[None] | None = None
+        self._work = Background("cachemgr")
         self._logger = structlog.get_logger(component="cachemgr")
 
     async def start(self) -> None:
         """Begin to decide. The projection must have caught up."""
-        self._running = asyncio.create_task(self._run(), name="cachemgr")
+        self._work.start(self._run())
 
     async def stop(self) -> None:
         """Decide nothing more."""
-        assert self._running is not None, "stop() before start()"
-        self._running.cancel()
-        await asyncio.gather(self._running, return_exceptions=True)
+        await self._work.stop()
         await self.leadership.stop()
 
     async def failed(self) -> Exception:
         """Returns when the cache manager can go on no longer: the process must end."""
-        assert self._running is not None, "failed() before start()"
-        await asyncio.wait([self._running])
-        return self._running.exception() or RuntimeError("the cache manager ended")  # type: ignore[return-value]
+        return await self._work.failed()
 
     def ready(self) -> str | None:
         """Why this process is of no use now, leader or standby."""
-        if not self.state.term:
-            return "no cache manager has led yet"
-        if self.leadership.term is not None and not self.leadership.in_touch:
-            return "the lease cannot be renewed"
-        return None
+        return self.leadership.trouble(self.state.term)
 
     def folded(self, stored: Stored) -> None:
         """Show scans as they are recorded, whoever leads."""

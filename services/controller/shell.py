@@ -25,6 +25,7 @@ from shared.contracts.ids import NodeId, Source
 from shared.contracts.subjects import Subjects
 from shared.model.cost import US_PER_S
 from shared.runtime.appending import NO_ORIGIN, Origin
+from shared.runtime.background import Background
 from shared.runtime.clock import Clock
 from shared.runtime.leadership import Decide, Leadership, NotLeading
 from shared.runtime.ports import APPEND_ENTRIES_MAX, Bus, NoReply, Unavailable
@@ -83,35 +84,27 @@ class Controller:
         self._refusals: dict[NodeId, Refusal] = {}
         """The last one of each node, which has been told."""
         self._refused: dict[Incarnation, int] = {}
-        self._running: asyncio.Task[None] | None = None
+        self._work = Background("controller")
         self._logger = structlog.get_logger(component="controller")
 
     async def start(self) -> None:
         """Listen and decide. The projection must have caught up."""
         await self._bus.subscribe(self._subjects.loads, self._heard_node)
         await self._bus.subscribe(self._subjects.routers_alive, self._heard_router)
-        self._running = asyncio.create_task(self._run(), name="controller")
+        self._work.start(self._run())
 
     async def stop(self) -> None:
         """Decide nothing more."""
-        assert self._running is not None, "stop() before start()"
-        self._running.cancel()
-        await asyncio.gather(self._running, return_exceptions=True)
+        await self._work.stop()
         await self.leadership.stop()
 
     async def failed(self) -> Exception:
         """Returns when the controller can go on no longer: the process must end."""
-        assert self._running is not None, "failed() before start()"
-        await asyncio.wait([self._running])
-        return self._running.exception() or RuntimeError("the controller ended")  # type: ignore[return-value]
+        return await self._work.failed()
 
     def ready(self) -> str | None:
         """Why this process is of no use now, leader or standby."""
-        if not self.state.term:
-            return "no controller has led yet"
-        if self.leadership.term is not None and not self.leadership.in_touch:
-            return "the lease cannot be renewed"
-        return None
+        return self.leadership.trouble(self.state.term)
 
     def folded(self, stored: Stored) -> None:
         """Show windows as they are recorded, whoever leads."""

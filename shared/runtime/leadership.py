@@ -14,6 +14,7 @@ import structlog
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import CacheLeadershipTaken, LeadershipTaken
 from shared.runtime.appending import NO_ORIGIN, Fenced, Origin
+from shared.runtime.background import Background
 from shared.runtime.clock import Clock
 from shared.runtime.fence import Fence
 from shared.runtime.lease import ASK_EVERY_S, RENEW_EVERY_S
@@ -51,21 +52,19 @@ class Leadership:
         self._announce = announce
         self._clock = clock
         self._turn = asyncio.Lock()
-        self._keeper: asyncio.Task[None] | None = None
+        self._keeper = Background("leadership")
         self._announced: type[EventData] | None = None
         projection.listen(self._folded)
         self._logger = structlog.get_logger(component="leadership")
 
     async def start(self) -> None:
         """Begin to ask for the lease. The projection must have caught up."""
-        self._keeper = asyncio.create_task(self._keep_forever(), name="leadership")
+        self._keeper.start(self._keep_forever())
 
     async def stop(self) -> None:
         """Finish the decision under way and let a standby take over at once."""
         self.term = None
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        await self._keeper.stop()
         try:
             await asyncio.wait_for(self._turn.acquire(), STOP_LIMIT_S)
         except TimeoutError:
@@ -74,9 +73,15 @@ class Leadership:
 
     async def failed(self) -> Exception:
         """Returns when leadership can be sought no longer: the process must end."""
-        assert self._keeper is not None, "failed() before start()"
-        await asyncio.wait([self._keeper])
-        return self._keeper.exception() or RuntimeError("leadership ended")  # type: ignore[return-value]
+        return await self._keeper.failed()
+
+    def trouble(self, folded_term: int) -> str | None:
+        """Why this process is of no use now, leader or standby; `folded_term` is the newest of the log, 0 for none."""
+        if not folded_term:
+            return "nobody has led yet"
+        if self.term is not None and not self.in_touch:
+            return "the lease cannot be renewed"
+        return None
 
     @property
     def in_touch(self) -> bool:

@@ -195,6 +195,7 @@ async def test_nobody_is_lost_while_the_servers_are_away() -> None:
     await pool.live(8)
     pool.cell.away, pool.beating = True, False
     await pool.live(20)
+    assert pool.controller.ready() == "the lease cannot be renewed"
     pool.cell.away = False
     await pool.live(4)
     assert not pool.all(NodeDeclaredLost)
@@ -219,6 +220,7 @@ async def test_a_standby_decides_nothing_and_knows_why_it_is_not_ready() -> None
     pool = Pool()
     await pool.start()
     assert pool.controller.ready() is None
+    assert pool.leadership.trouble(0) == "nobody has led yet"
     await pool.leadership.stop()
     pool.agent.record([registered("n0")])
     await pool.live(30)
