@@ -16,7 +16,8 @@ from shared.runtime.projection import Projection
 from shared.runtime.service import Runtime, open_runtime
 from shared.runtime.settings import ServiceSettings
 
-WAIT_S = 15.0
+WAIT_S = 45.0
+"""Generous: a process starts in a second, but in fifteen next to ten others on two cores. Limits that a test is about are its own."""
 
 
 class Replica(ServiceProcess):

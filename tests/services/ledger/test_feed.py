@@ -62,6 +62,23 @@ async def test_a_full_queue_is_taken_up_again_without_loss(log: MemoryLog, monke
     await feed.stop()
 
 
+async def test_a_queue_of_large_messages_is_bounded_by_bytes_and_filled_again_when_half_is_free(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "QUEUE_BYTES_MAX", 10)
+    monkeypatch.setattr(feed_module, "BATCH_BYTES_MAX", 1)
+    feed = Feed(log, ("s.>",))
+    for seq in range(1, 31):
+        await log.append([Entry(SUBJECT, UUID(int=seq), "t", b"x")], {})
+    await feed.start(0, b"")
+    queued = [len(feed._queue)]
+    for _ in range(7):
+        assert len(await feed.batch(0.05)) == 1
+        queued.append(len(feed._queue))
+    assert queued == [10, 9, 8, 7, 6, 5, 9, 8]
+    await feed.stop()
+
+
 async def test_repeated_deliveries_are_ignored(log: MemoryLog) -> None:
     feed = Feed(log, ("s.>",))
     await fill(log, 3)
