@@ -1,5 +1,6 @@
 """What is kept of dropped events tells the same as all of them, wherever the log begins."""
 
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +90,16 @@ def known(events: list[Stored]) -> Known:
     )
 
 
+def cuts(length: int, data: st.DataObject) -> list[tuple[int, int]]:
+    """Where the log begins and how far the record goes: everything dropped, the record new or old."""
+    kept_to_seq = data.draw(st.integers(0, length))
+    return [
+        (length + 1, length),
+        (data.draw(st.integers(1, length + 1)), length),
+        (data.draw(st.integers(1, kept_to_seq + 1)), kept_to_seq),
+    ]
+
+
 NODES, INCARNATIONS, RANKS = st.sampled_from([N0, N1]), st.integers(1, 4), st.integers(0, 7)
 CHANGES = st.dictionaries(
     st.sampled_from(["theta_intra", "theta_reclaim", "window_s", "beta"]), st.sampled_from([1, 2, 3, 40]), min_size=1
@@ -126,7 +137,7 @@ FACTS = st.one_of(
 )
 
 
-@given(st.lists(st.tuples(FACTS, st.sampled_from(["s0", "s1"])), min_size=1, max_size=40), st.data())
+@given(st.lists(st.tuples(FACTS, st.sampled_from(["s0", "s1"])), min_size=10, max_size=40), st.data())
 @settings(max_examples=200, deadline=None)
 def test_kept_and_remaining_events_tell_what_all_of_them_tell(
     told: list[tuple[EventData, str]], data: st.DataObject
@@ -135,12 +146,12 @@ def test_kept_and_remaining_events_tell_what_all_of_them_tell(
     story = Story()
     for fact, source in told:
         story.tell(fact, source=source)
-    kept_to_seq = data.draw(st.integers(0, len(told)))
-    first_seq = data.draw(st.integers(1, kept_to_seq + 1))
-    whole, started = known(story.events), known(start(story.events, first_seq, kept_to_seq))
-    assert started.pool == whole.pool
-    assert started.parameters == whole.parameters
-    assert started.routers == whole.routers
+    whole = known(story.events)
+    for first_seq, kept_to_seq in cuts(len(told), data):
+        started = known(start(story.events, first_seq, kept_to_seq))
+        assert started.pool == whole.pool
+        assert started.parameters == whole.parameters
+        assert started.routers == whole.routers
 
 
 class Life:
@@ -227,19 +238,59 @@ class Life:
 @settings(max_examples=60, deadline=None)
 def test_a_new_leader_and_a_restarted_agent_go_on_where_they_were(data: st.DataObject) -> None:
     life = Life(data)
-    for _ in range(data.draw(st.integers(1, 30))):
+    for _ in range(data.draw(st.integers(10, 40))):
         life.go_on()
     events = life.story.events
-    kept_to_seq = data.draw(st.integers(0, len(events)))
-    started = start(events, data.draw(st.integers(1, kept_to_seq + 1)), kept_to_seq)
-    assert known(started) == known(events)
-    for node in (N0, N1):
-        whole, again = worker.initial(node, 1), worker.initial(node, 1)
-        for state, told in ((whole, events), (again, started)):
-            for stored in told:
-                worker.evolve(state, stored)
-        for name in ("incarnation", "alive", "committed", "term"):
-            assert getattr(again, name) == getattr(whole, name), name
+    whole = known(events)
+    for first_seq, kept_to_seq in cuts(len(events), data):
+        started = start(events, first_seq, kept_to_seq)
+        assert known(started) == whole
+        for node in (N0, N1):
+            assert known_to_agent(node, started) == known_to_agent(node, events)
+
+
+def known_to_agent(node: NodeId, events: list[Stored]) -> tuple[Any, ...]:
+    state = worker.initial(node, 1)
+    for stored in events:
+        worker.evolve(state, stored)
+    return state.incarnation, state.alive, state.committed, state.term
+
+
+LOST, ABORTED = NodeLost(node=N0, incarnation=1, reason="r"), EpochAborted(node=N0, epoch=2, step="planned", reason="r")
+DRAIN = DrainStarted(node=N0, epoch=2, workers=(WorkerId("n0/1/0"),), deadline_us=1)
+DRAINED = DrainCompleted(node=N0, node_epoch=1, workers=DRAIN.workers, returned_requests=0, drain_us=1)
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ([Cordoned(node=N0, asked_by="ops"), Uncordoned(node=N0, asked_by="ops")], []),
+        ([Frozen(asked_by="ops"), Thawed(asked_by="ops")], []),
+        ([RouterRegistered(router=RouterId("r")), RouterLost(router=RouterId("r"), source="somebody-1-0000")], []),
+        ([LOST, registered()], ["node-registered"]),
+        ([registered(), *adopted(), LOST, registered(incarnation=2)], ["node-registered"]),
+        ([registered(incarnation=2), registered(), LOST, *adopted(incarnation=1)], ["node-registered"]),
+        ([registered(), LOST], ["node-registered", "node-lost"]),
+        ([DRAIN, DRAINED], ["drain-started", "drain-completed"]),
+        ([DRAIN, DRAINED, ABORTED], ["epoch-aborted"]),
+        ([committed(epoch=2), DRAIN, DRAINED, ABORTED], ["epoch-committed"]),
+        ([ABORTED, committed(epoch=2)], ["epoch-committed"]),
+        ([ABORTED, committed(epoch=1)], ["epoch-aborted", "epoch-committed"]),
+        ([received("r", 1)], []),
+    ],
+)
+def test_what_is_void_goes(told: list[EventData], kept: list[str]) -> None:
+    story = Story()
+    story.tell(*told)
+    assert [stored.data.TYPE for stored in keep(story.events).kept.values()] == kept
+
+
+def test_a_worker_keeps_the_window_that_its_capacity_was_committed_for() -> None:
+    story = Story()
+    story.tell(ParametersChanged(parameters_version=1, changes={"window_s": 40}, asked_by="ops"), committed())
+    story.tell(ParametersChanged(parameters_version=2, changes={"window_s": 3}, asked_by="ops"))
+    started = known(start(story.events, len(story.events) + 1, len(story.events)))
+    assert (started.parameters.window_s, started.profiled_us) == (3, {N0: 40_000_000})
 
 
 def test_what_is_kept_does_not_grow_with_time() -> None:
@@ -331,11 +382,16 @@ def test_a_worker_is_blind_until_it_is_reported_if_its_beginning_was_dropped() -
 
 def test_a_record_that_cannot_be_read_is_refused() -> None:
     packed = pack(keep([]), "story")
-    for bad in (b"", b"x", packed[:-3]):
+    for bad in (b"x", packed[:-3], zlib.compress(b'{"format": 2}'), zlib.compress(b"[]")):
         with pytest.raises(BadKeepsake, match="cannot be read"):
             unpack(bad, "story")
         with pytest.raises(BadKeepsake, match="cannot be read"):
             is_newer(bad, "story", 1)
+
+
+def test_a_record_that_an_operator_has_deleted_is_none() -> None:
+    assert unpack(b"", "story") == (0, ())
+    assert not is_newer(b"", "story", 0)
 
 
 def test_the_newer_record_of_one_log() -> None:
