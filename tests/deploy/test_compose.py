@@ -97,6 +97,7 @@ def test_the_gateway_finds_the_routers() -> None:
     config = (ROOT / "deploy/compose/haproxy.cfg").read_text()
     assert "router:8000 resolvers docker" in config
     assert "GET /readyz" in config
+    assert "monitor fail if no_router" in config
 
 
 def test_servers_are_out_of_reach_from_outside(pool: dict[str, Any]) -> None:
