@@ -17,6 +17,10 @@ from cli.trace.wire import BadStream, TokenStream, chat_body, completion_body
 from shared.runtime.clock import Clock
 
 CONNECT_S = 10.0
+KEPT_S = 2.0
+"""An idle connection is used again for so long: many servers close one after 5 s, and whose request is then on its way gets no
+answer."""
+
 MESSAGE_CHARS_MAX = 200
 
 
@@ -151,7 +155,11 @@ def _client(target: Target) -> httpx.AsyncClient:
         base_url=target.url,
         headers=_authorization(target.api_key),
         timeout=httpx.Timeout(target.answer_s, connect=CONNECT_S),
-        limits=httpx.Limits(max_connections=target.concurrency, max_keepalive_connections=target.concurrency),
+        limits=httpx.Limits(
+            max_connections=target.concurrency,
+            max_keepalive_connections=target.concurrency,
+            keepalive_expiry=KEPT_S,
+        ),
         # The proxies of this machine's environment are not part of what is measured.
         trust_env=False,
     )

@@ -26,6 +26,10 @@ HEAD_S_MAX = 10.0
 STALLED_S_MAX = 60.0
 LINGER_S = 5.0
 
+KEEP_ALIVE_S = 75
+"""An idle connection stays open longer than clients use it again (httpx, and so OpenAI's client, for 5 s; aiohttp for 15). With
+uvicorn's 5 s both ended it at once, and of 2,000 requests up to four met a connection that was just being closed."""
+
 CONNECTIONS_MAX = 4_096
 OTHER_FILES = 128
 """Descriptors that are not a client's: logs, connections to NATS and Postgres, and what a library opens for a moment."""

@@ -21,7 +21,7 @@ from shared.contracts.ids import Source
 from shared.contracts.subjects import Subjects
 from shared.runtime.appending import Identity, Sealer
 from shared.runtime.clock import Clock, Ids, SystemClock
-from shared.runtime.http_limits import BoundedHttp, connections_max
+from shared.runtime.http_limits import KEEP_ALIVE_S, BoundedHttp, connections_max
 from shared.runtime.keepsake import BadKeepsake
 from shared.runtime.lease import CellLease
 from shared.runtime.nats_bus import NatsBus
@@ -187,6 +187,7 @@ async def serve(
         limit_concurrency=connections_max(),
         log_config=None,
         access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=HANG_UP_S,
     )
     server = _Server(config)

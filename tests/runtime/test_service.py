@@ -1,6 +1,7 @@
 """A service as a process: it starts, says how it is, and ends as it should."""
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -110,6 +111,20 @@ def test_a_service_says_how_it_is_and_stops_in_order(start: Start, nats_server: 
     assert {line["source"] for line in running.lines} == {stamped["source"]}
     assert nats_server._password
     assert nats_server._password not in "".join(running.text)
+
+
+def test_an_idle_connection_outlives_what_clients_keep_one_for(start: Start) -> None:
+    running = start()
+    kept_s = httpx.Limits().keepalive_expiry
+    assert kept_s is not None
+    connection = http.client.HTTPConnection(running.url.removeprefix("http://"))
+    for pause_s in (kept_s + 0.5, 0):
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().read() == b"ok\n"
+        # Without this it would connect anew instead of failing.
+        connection.auto_open = 0
+        time.sleep(pause_s)
+    connection.close()
 
 
 def test_a_second_signal_ends_it_at_once(start: Start) -> None:
