@@ -88,7 +88,6 @@ def _show(told: "dict[str, Figures]", console: "Console", *, as_json: bool) -> N
         return
     Console().print(table(told))
     print(f"""
-Next:
-  make up                                               keep the real system running
-  {command()} trace send --limit 50 --shrink 0.03   load it with a made-up trace
-  {command()} events tail                           read what it decides""")
+Next: `make up` keeps the real system running. Then, in another terminal:
+  {command()} trace send --limit 50 --shrink 0.03   # load it
+  {command()} events tail                           # read what it decides""")

@@ -19,6 +19,8 @@ SEED = 1
 TRACE_ROWS = 4_000
 """Rows of a given trace that are looked at, at most."""
 
+REAL_BLOCK_TOKENS = 16
+
 
 class Half(NamedTuple):
     """One half. Everything the system and its clients do is `speedup` times as fast as what it stands for."""
@@ -66,12 +68,19 @@ def real(model_dir: Path) -> Half:
         title="1. real: SmolLM2-135M, torch engine, 8 CPU ranks as 2 CP1 + 1 CP2 + 1 CP4",
         name="real, 8 CPU ranks",
         directory="real",
-        choices=SystemChoices("torch", model_dir, (1, 1, 2, 4), 0),
+        choices=SystemChoices(
+            "torch",
+            model_dir,
+            (1, 1, 2, 4),
+            0,
+            # Blocks as short as the trace's have become, or nothing that is shared would fill one.
+            {"worker": {"block_tokens": str(REAL_BLOCK_TOKENS), "blocks_per_rank": "512"}},
+        ),
         # Sessions of a conversation take minutes from turn to turn; these share within the minute that there is.
         shape="tool-agent",
         requests=64,
         requests_per_s=1.0,
-        shrink=16 / BLOCK_TOKENS,
+        shrink=REAL_BLOCK_TOKENS / BLOCK_TOKENS,
         prompt_tokens_max=512,
         output_tokens_max=8,
         concurrency=4,
