@@ -322,6 +322,9 @@ async def test_a_cancellation_is_of_its_attempt_and_those_before_it() -> None:
         await world.clock.advance(2.0)
         assert aborts(world) == []
         assert [frame.attempt for frame in world.frames] == [3, 3]
+        await world.ask(cancel.model_copy(update={"attempt": 3}))
+        again = await world.ask(world.assignment("a", prompt(500), attempt=3))
+        assert again.kind == "accepted", "what was served keeps its answer"
 
 
 async def test_a_lost_router_leaves_nothing_behind_but_finished_blocks() -> None:
