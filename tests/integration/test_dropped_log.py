@@ -25,7 +25,6 @@ from shared.contracts.events import (
     WindowClosed,
 )
 from shared.contracts.subjects import Subjects
-from shared.model.keepsake import LASTING
 from shared.runtime.keepsake import recall
 from tests.services.router.router_pool import MODEL, RouterPool
 from tests.support.every_service import every_service_folds_every_end_of
@@ -34,7 +33,6 @@ from tests.support.replica import Replica, Witness, eventually, witness
 PROMPT = [5, 6, 7, 8] * 100
 SUBJECTS = Subjects("main")
 BETA = 4.0
-NEEDED = (*LASTING, LeadershipTaken, CacheLeadershipTaken, RouterRegistered, RouterLost)
 
 
 class System:
@@ -42,6 +40,7 @@ class System:
 
     def __init__(self, server: EmbeddedNats, directory: Path) -> None:
         self.server = server
+        self.changes = 0
         self.pool = RouterPool(server, directory, nodes=2)
         self.cachemgr = Replica("cachemgr", server, directory)
         key = str(directory / "block.key")
@@ -70,6 +69,7 @@ class System:
         await eventually(self.cachemgr.ready)
         for _ in range(2):
             await self.ask(self.pool.router)
+        self.changes += 1
         await self.operate("parameters", changes={"beta": BETA, "window_s": 1})
         await self.operate("cordon", node="n1")
 
@@ -82,13 +82,16 @@ class System:
             await client.close()
 
     async def drop_everything(self, seeing: Witness) -> None:
-        """Once the bucket has what a start must not miss."""
-        needed_seq = max(each.stream_seq for each in seeing.events if isinstance(each.data, NEEDED))
-        while (await recall(seeing.runtime.keepsake, seeing.runtime.log.identity)).seen_seq < needed_seq:  # noqa: ASYNC110
+        """All but what happened since the bucket was written, as a log of two days does."""
+        _, last_seq = await seeing.runtime.log.bounds()
+        # Any change is written at once, and with it how far everything has been folded.
+        self.changes += 1
+        await self.operate("parameters", changes={"long_tokens": 30_000 + self.changes})
+        keepsake, log = seeing.runtime.keepsake, seeing.runtime.log
+        while (kept := await recall(keepsake, log.identity)).seen_seq < last_seq:  # noqa: ASYNC110 - a bucket tells nobody
             await asyncio.sleep(0.1)
         async with self.stream() as stream:
-            _, last_seq = await seeing.runtime.log.bounds()
-            await stream.purge_stream(SUBJECTS.stream, seq=last_seq + 1)
+            await stream.purge_stream(SUBJECTS.stream, seq=kept.seen_seq + 1)
 
     async def restart(self, replica: Replica) -> None:
         replica.stop(kill=True)
@@ -141,7 +144,7 @@ async def a_new_router_serves_and_prices_with_exact_caches(system: System, seein
             break
         await asyncio.sleep(0.3)
     first, last = assigned()[0], assigned()[-1]
-    assert (first.beta, first.parameters_version, first.excluded) == (BETA, 1, {"cordoned": 4})
+    assert (first.beta, first.parameters_version, first.excluded) == (BETA, system.changes, {"cordoned": 4})
     assert ({each.trust for each in last.candidates}, last.cached_tokens > 0) == ({"exact"}, True)
     assert seeing.all(CacheReported), "it has asked for itself: the cache manager knew the caches"
 
@@ -193,7 +196,11 @@ async def test_a_lost_log_takes_neither_epochs_nor_parameters_nor_cordons_with_i
         await system.ask(system.pool.router)
         await eventually(lambda: seeing.all(RequestAssigned))
         assigned = seeing.all(RequestAssigned)[-1]
-        assert (assigned.beta, assigned.parameters_version, assigned.excluded) == (BETA, 1, {"cordoned": 4})
+        assert (assigned.beta, assigned.parameters_version, assigned.excluded) == (
+            BETA,
+            system.changes,
+            {"cordoned": 4},
+        )
         assert {each.trust for each in assigned.candidates} == {"exact"}, "new incarnations are empty"
         await eventually(lambda: seeing.all(WindowClosed))
         assert not seeing.all(EpochCommitted)
