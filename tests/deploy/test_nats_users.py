@@ -48,7 +48,6 @@ async def test_each_event_has_one_sender(pool_server: PoolServer) -> None:
         ("$KV.vertumnus-main-leases.controller", {"controller"}),
         ("$KV.vertumnus-main-leases.cachemgr", {"cachemgr"}),
         ("$KV.vertumnus-main-keepsake.pool", {"controller"}),
-        ("$KV.vertumnus-main-keepsake.pool", {"controller"}),
     ],
 )
 async def test_each_message_has_its_senders(pool_server: PoolServer, subject: str, allowed: set[str]) -> None:
