@@ -17,7 +17,7 @@ from shared.runtime.service import Runtime, open_runtime
 from shared.runtime.settings import ServiceSettings
 
 WAIT_S = 45.0
-"""Generous: a process starts in a second, but in fifteen next to ten others on two cores. Limits that a test is about are its own."""
+"""Generous: a process starts in a second, but in fifteen next to ten others on two cores."""
 
 
 class Replica(ServiceProcess):

@@ -1,6 +1,6 @@
 """A record written batch by batch without a stream, and what is in its tables."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -33,8 +33,8 @@ class RecordWriter:
         self.models = await load(self.connection)
         self.writer = TableWriter(self.connection)
 
-    async def write(self, arrivals: Sequence[Arrival]) -> Batch:
-        added = batch(self.models, self.checkpoint, arrivals, ())
+    async def write(self, arrivals: Sequence[Arrival], recorded_ids: Container[UUID] = ()) -> Batch:
+        added = batch(self.models, self.checkpoint, arrivals, recorded_ids)
         async with self.connection.transaction():
             await self.writer.write_log(added)
             await self.writer.write_read_models(self.models)

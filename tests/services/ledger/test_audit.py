@@ -54,6 +54,16 @@ GOOD_LIVES = {
         assigned("r", W, 9, attempt=2),
         completed("r", W, 1),
     ],
+    "released twice, and the first attempt is told to be over last": [
+        received("r", 9),
+        assigned("r", W, 9),
+        redirected(1),
+        assigned("r", W, 9, attempt=2),
+        redirected(2),
+        prefilled("r", W, 9),
+        assigned("r", W, 9, attempt=3),
+        completed("r", W, 1),
+    ],
     "lost after its first token": [
         received("r", 9),
         assigned("r", W, 9),
@@ -117,6 +127,18 @@ def test_a_reconfiguration_ends_once() -> None:
     assert violations([planned(1), aborted, planned(2), committed(epoch=2)]) == []
     assert "under way" in violations([planned(1), planned(2)])[0]
     assert "without being planned" in violations([planned(1), aborted, aborted])[0]
+
+
+def test_a_node_may_begin_again_in_a_new_log() -> None:
+    found: list[str] = []
+    epochs, told = EpochLives(found.append), Story()
+    told.tell(committed(epoch=2), planned(3), committed(epoch=1), planned(2))
+    for each in told.events[:2]:
+        epochs.fold(each.event, incomplete=False)
+    epochs.begin_log()
+    for each in told.events[2:]:
+        epochs.fold(each.event, incomplete=True)
+    assert found == []
 
 
 async def test_a_whole_record_is_clean(writer: RecordWriter, seals: Seals) -> None:

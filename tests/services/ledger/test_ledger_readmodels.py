@@ -2,7 +2,9 @@
 
 import random
 from collections.abc import Iterator
+from uuid import UUID
 
+import asyncpg
 import orjson
 import pytest
 
@@ -85,8 +87,9 @@ def eventful() -> Iterator[Told]:
     # What no service would say, and what must not stop the record:
     yield Told("worker", stored(WorkerId("n9/1/0"), 1, cause="fetch", blocks=1))
     yield Told("controller", ParametersChanged(parameters_version=2, changes={"beta": -1}, asked_by="ann"))
-    yield Told("router", received("bad-chain", 64, block_ids=b"odd"), "bad-chain")
-    yield Told("router", received("x" * 300, 64), "long")
+    bad_chain = received("bad-chain", 64).model_copy(update={"block_ids": b"odd"})  # nobody checks a copy
+    yield Told("router", bad_chain, "bad-chain")
+    yield Told("controller", replication("x" * 300))
     yield Told("controller", committed(epoch=4, composition=(2, 2, 4)))
     yield Told("router", received("last", 64, block_ids=ids(201)), "last")
     last = stored(WorkerId("n0/4/0"), 1, cause="fetch", blocks=3)
@@ -202,6 +205,7 @@ async def test_rows_of_requests_and_epochs(writer: RecordWriter, seals: Seals) -
     assert requests["last"]["ended"] is None
     assert requests["open-1"]["attempts"] == 1
     assert requests["open-1"]["worker"] == W0
+    assert requests["open-1"]["price_us"] is None, "it had no candidates"
     done = next(row for row in found["requests"] if row["ended"] == "completed")
     assert (done["end_reason"], done["ttft_us"], done["predicted_service_us"], done["prefill_us"]) == (
         "stop",
@@ -215,6 +219,9 @@ async def test_rows_of_requests_and_epochs(writer: RecordWriter, seals: Seals) -
         (3, "committed"),
         (4, "committed"),
     ]
+    assert found["epochs"][1]["reason"] == "draining: too slow"
+    priced = next(each.fact for each in eventful() if isinstance(each.fact, RequestAssigned) and each.fact.candidates)
+    assert requests[priced.request]["price_us"] == priced.candidates[0].price_us
     assert [(row["operation"], row["status"]) for row in found["replicas"]] == [
         ("op-1", "installed"),
         ("op-2", "failed"),
@@ -223,7 +230,7 @@ async def test_rows_of_requests_and_epochs(writer: RecordWriter, seals: Seals) -
     assert orjson.loads(found["parameters"][1]["value"])["frozen"] is True
     errors = [row["error"] for row in found["unfolded"]]
     assert len(errors) == 2, errors
-    assert "multiple of 16" in errors[0]
+    assert errors[0] == "a field has the wrong form"
     assert "at most 256" in errors[1]
 
 
@@ -240,6 +247,21 @@ async def test_bytes_that_are_no_event_and_repeats_are_rows(writer: RecordWriter
     assert [row["raw"] for row in kept] == [each.raw for each in strange]
     late = await writer.write([seals.arrival(first[0].raw)])
     assert len(late.rows["repeats"]) == 1, "also after a restart"
+
+
+async def test_a_recorded_id_under_another_number_is_a_repeat_once_it_is_known(
+    writer: RecordWriter, seals: Seals
+) -> None:
+    first = seals.arrivals([Told("router", received("r", 64), "r")])
+    await writer.write(first)
+    fields = orjson.loads(first[0].raw)
+    again = [seals.arrival(orjson.dumps(fields | {"source_seq": 2}))]
+    await writer.restart()
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await writer.write(again)
+    await writer.restart()
+    added = await writer.write(again, {UUID(fields["id"])})
+    assert {table: len(rows) for table, rows in added.rows.items()} == {"decisions": 0, "block_events": 0, "repeats": 1}
 
 
 async def test_an_unknown_type_is_recorded_whole(writer: RecordWriter, seals: Seals) -> None:
