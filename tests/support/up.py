@@ -15,6 +15,7 @@ class Up:
     """One run of the command on `directory`, with the modelled engine unless the options say otherwise."""
 
     def __init__(self, directory: Path, *options: str, python_path: Path | None = None) -> None:
+        self.directory = directory
         arguments = ["up", "--json", "--data-dir", str(directory), "--engine", "modelled", *options]
         extra = {} if python_path is None else {"PYTHONPATH": str(python_path)}
         self.process = subprocess.Popen(
