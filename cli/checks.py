@@ -124,7 +124,7 @@ async def nats_checks(url: str) -> list[Check]:
         return [Check("NATS", False, str(refusal), needed)]
     except Unavailable as failure:
         return [Check("NATS", False, f"no answer from {without_password(url)}: {failure}", "a server that answers")]
-    limits = f"API level {server.api_level}, {server.payload_bytes_max} bytes a message"
+    limits = f"API level {server.api_level}, {server.payload_bytes_max // 1024} KiB a message"
     return [
         Check("NATS", True, f"{server.version} at {server.address}, {limits}", needed),
         Check(

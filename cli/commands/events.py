@@ -29,13 +29,27 @@ def tail(
 ) -> None:
     """Print the newest events, from the stream itself: it works while Postgres is away."""
     from cli.events.printing import json_line, line
+    from cli.events.tailing import known_kinds
     from cli.events.tailing import tail as tail_stream
     from cli.whereabouts import nats_url
 
     form: Callable[[int, bytes], str] = json_line if json else line
-    kinds = frozenset(kind or ())
-    url = nats_url()
-    run(lambda: tail_stream(url, last, follow, kinds, lambda seq, raw: print(form(seq, raw), flush=follow)))
+    try:
+        kinds = known_kinds(kind or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--type") from error
+    url, lines = nats_url(), 0
+
+    def tell(seq: int, raw: bytes) -> None:
+        nonlocal lines
+        lines += 1
+        print(form(seq, raw), flush=follow)
+
+    run(lambda: tail_stream(url, last, follow, kinds, tell))
+    if not lines and kinds:
+        typer.echo(
+            f"none of the newest {last:,} events is {' or '.join(sorted(kinds))}; -n looks further back", err=True
+        )
 
 
 @app.command()
@@ -73,8 +87,6 @@ def audit(
     json: Json = False,
 ) -> None:
     """Examine the whole record: nothing missing, nothing twice, nothing changed. Exit status 1 on a violation."""
-    from dataclasses import asdict
-
     from cli.events.printing import progress
     from cli.whereabouts import database_url
     from services.ledger.audit import audit as audit_record
@@ -83,7 +95,7 @@ def audit(
     with progress("events examined") as told:
         found = run(lambda: audit_record(url, settled=settled, progress=told))
     if json:
-        typer.echo(_json(asdict(found)))
+        typer.echo(_json(found))
     else:
         _print_audit(found)
     if not found.clean:

@@ -102,16 +102,19 @@ def describe(system: "RunningSystem", seconds: float, *, as_json: bool) -> str:
         services = {name: service.model_dump(mode="json") for name, service in system.services.items()}
         addresses = {"api_url": f"{system.api_url}/v1", "console_url": system.console_url}
         return json.dumps({"pid": system.pid, "ready_s": round(seconds, 1), **addresses, "services": services})
+
+    from cli.invocation import command
+
     return f"""
 Vertumnus is ready ({seconds:.1f} s)
   API      {system.api_url}/v1
-  console  {system.console_url} (the key is in {system.operator_key_file})
+  record   {system.console_url}/docs (the key is in {system.operator_key_file})
   logs     {system.services["router"].log.parent}
 
 Ask it something:
 {example(system)}
 
-Ctrl-C stops it; the next `vertumnus up` goes on from here."""
+Ctrl-C stops it; the next `{command()} up` goes on from here."""
 
 
 def example(system: "RunningSystem") -> str:

@@ -13,8 +13,12 @@ from pathlib import Path
 from cli.embedded.data_dir import DataDir
 from shared.model.lattice import Composition
 
-COEFFICIENTS = {"torch": "smollm2_135m_cpu", "modelled": "qwen3_30b_a3b_h20"}
-"""The cost model of each engine here, unless the user names another (VERTUMNUS_COEFFICIENTS)."""
+DEFAULTS = {
+    "torch": {"VERTUMNUS_COEFFICIENTS": "smollm2_135m_cpu", "VERTUMNUS_FIRST_TOKEN_SLACK_S": "60"},
+    "modelled": {"VERTUMNUS_COEFFICIENTS": "qwen3_30b_a3b_h20"},
+}
+"""What the engines need here, unless the user says otherwise. Nine ranks share a few CPU cores with everything else on the
+machine: a prefill may take many times what is predicted, and a late answer is better than a 504."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,5 +57,4 @@ def service_environment(name: str, choices: SystemChoices, servers: Servers, hom
         "worker": {"VERTUMNUS_ENGINE": choices.engine, "VERTUMNUS_PREFILL_RANKS": str(sum(choices.composition))},
     }
     more = {f"VERTUMNUS_{key.upper()}": value for key, value in choices.settings.get(name, {}).items()}
-    defaults = {"VERTUMNUS_COEFFICIENTS": COEFFICIENTS[choices.engine]}
-    return {**defaults, **os.environ, **common, **own.get(name, {}), **more}
+    return {**DEFAULTS[choices.engine], **os.environ, **common, **own.get(name, {}), **more}

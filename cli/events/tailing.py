@@ -2,9 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 
 from shared.contracts.codec import BadEvent, decode
+from shared.contracts.envelope import latest_versions
 from shared.contracts.subjects import Subjects
 from shared.runtime.clock import Ids, SystemClock
 from shared.runtime.nats_link import connect
@@ -43,6 +45,16 @@ async def tail(
             await tailing.stop()
     finally:
         await link.close()
+
+
+def known_kinds(kinds: Iterable[str]) -> frozenset[str]:
+    """The asked types of events. Errors: ValueError for one that there is not: a slip of the pen is no empty answer."""
+    known, asked = latest_versions(), frozenset(kinds)
+    for kind in asked - known.keys():
+        near = get_close_matches(kind, known)
+        told = f"there is {', '.join(near)}" if near else "docs/events.md lists them"
+        raise ValueError(f"no event is called {kind}; {told}")
+    return asked
 
 
 def kind_of(raw: bytes) -> str:

@@ -100,14 +100,16 @@ class System:
 def system() -> Iterator[System]:
     directory = Path(tempfile.mkdtemp(prefix="vertumnus-test-"))
     directory.chmod(0o711)
-    os.environ["VERTUMNUS_BLOCK_TOKENS"] = "16"
+    settings = {"VERTUMNUS_BLOCK_TOKENS": "16", "VERTUMNUS_FIRST_TOKEN_SLACK_S": str(SLACK_S)}
+    os.environ.update(settings)
     try:
         running = System(directory, write_tiny_model(directory / "tiny", "qwen3"))
         yield running
         status, said = running.up.end(signal.SIGTERM)
         assert status == 0, said
     finally:
-        del os.environ["VERTUMNUS_BLOCK_TOKENS"]
+        for name in settings:
+            del os.environ[name]
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import json
 import random
 import shutil
 import tempfile
@@ -279,6 +280,14 @@ async def check_queries(client: httpx.AsyncClient) -> None:
 def check_commands() -> None:
     runner = CliRunner()
     assert runner.invoke(app, ["events", "audit", "--settled"]).exit_code == 0
+    audited = json.loads(runner.invoke(app, ["events", "audit", "--json"]).stdout)
+    assert audited["violation_count"] == 0
+    assert audited["by_type"]["epoch-committed"] == 1
+    none = runner.invoke(app, ["events", "tail", "-n", "10", "--type", "log-sealed"])
+    assert "none of the newest 10 events is log-sealed" in none.stderr
+    slip = runner.invoke(app, ["events", "tail", "--type", "epoch-comitted"])
+    assert slip.exit_code == 2
+    assert "epoch-committed" in slip.stderr
     tail = runner.invoke(app, ["events", "tail", "-n", "1000000", "--type", "epoch-committed"])
     assert tail.exit_code == 0, tail.output
     assert len(tail.stdout.splitlines()) == 1
