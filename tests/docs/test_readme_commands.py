@@ -29,11 +29,14 @@ FASTER = ("--rate 1 ", "--rate 20 ")
 
 @pytest.fixture(scope="module")
 def system(smollm2: Path) -> Iterator[Up]:
+    """Twenty times as fast as life: the modelled engine talks until it is told to stop, for want of anything to say."""
     directory = Path(tempfile.mkdtemp(prefix="vertumnus-test-"))
     directory.chmod(0o711)
     (directory / "models").mkdir()
     (directory / "models" / smollm2.name).symlink_to(smollm2)
+    os.environ["VERTUMNUS_SPEEDUP"] = "20"
     up = Up(directory)
+    del os.environ["VERTUMNUS_SPEEDUP"]
     yield up
     status, said = up.end(signal.SIGTERM)
     assert status == 0, said
