@@ -4,7 +4,6 @@ Whatever was published gets a row. Bytes that are no event, or whose columns Pos
 are kept whole, under their place in the stream, and folded by nobody.
 """
 
-import re
 from datetime import date
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
@@ -23,7 +22,6 @@ KEY_CHARS_MAX = 256
 
 BIGINT_MAX = 2**63 - 1
 INTEGER_MAX = 2**31 - 1
-_WIDE_NUMBER = re.compile(rb"[:,\[-]\s*(?:9\d{18}|\d{20})")
 _DAY_NS = 86_400 * 10**9
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 
@@ -84,8 +82,6 @@ def record(arrival: Arrival) -> Record:
         event = decode(raw)
     except BadEvent:
         return _without_event(seq, raw)
-    if _WIDE_NUMBER.search(raw) and _too_wide(orjson.loads(raw)):
-        return _without_event(seq, raw)
     # The envelope's version is the newest one; the row says which was published.
     return _with_columns(seq, raw, orjson.loads(raw)["version"], event, event)
 
@@ -108,19 +104,6 @@ def _without_event(seq: int, raw: bytes) -> Record:
     except (orjson.JSONDecodeError, TypeError, ValidationError):
         return Record(seq, raw)
     return _with_columns(seq, raw, envelope.version, envelope, None)
-
-
-def _too_wide(value: Any) -> bool:
-    """Whether a number in it exceeds 64 bits, which no column holds."""
-    match value:
-        case int():
-            return abs(value) > BIGINT_MAX
-        case dict():
-            return any(map(_too_wide, value.values()))
-        case list():
-            return any(map(_too_wide, value))
-        case _:
-            return False
 
 
 def _with_columns(seq: int, raw: bytes, version: int, envelope: Envelope, event: Envelope | None) -> Record:

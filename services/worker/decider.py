@@ -116,7 +116,8 @@ def evolve(state: State, stored: Stored) -> None:
             state.held_blocks[data.worker] = state.held_blocks.get(data.worker, 0) + data.blocks
         case BlocksEvicted() as data:
             state.numbers[data.worker] = data.number
-            state.held_blocks[data.worker] -= len(data.block_ids) // BLOCK_ID_BYTES
+            evicted = len(data.block_ids) // BLOCK_ID_BYTES
+            state.held_blocks[data.worker] = max(0, state.held_blocks.get(data.worker, 0) - evicted)
         case PrefillStarted() | PrefillCompleted() | PrefillAborted() as data if stored.stream_seq == 0:
             _move(state.desk, data)
         case _:

@@ -1,5 +1,7 @@
 """Envelopes to bytes and back. JSON, so that a record can be read with any tool in twenty years."""
 
+import json
+import re
 from typing import Any
 
 import orjson
@@ -8,10 +10,15 @@ from pydantic import ValidationError
 # Importing the catalogue is what fills EVENT_TYPES: whoever decodes knows every event.
 import shared.contracts.events  # noqa: F401
 from shared.contracts.envelope import EVENT_TYPES, Envelope, EventData, UnknownEvent
+from shared.contracts.subjects import channel_of
 from shared.contracts.upcasts import upcast
 
 EVENT_BYTES_MAX = 1_000_000
 """An event that is larger is refused before it is published; the NATS server's limit is a little above."""
+
+_INT64_MAX = 2**63 - 1
+_WIDE_NUMBER = re.compile(rb"[:,\[-]\s*(?:9\d{18}|\d{20})")
+"""What may be a whole number of more than 64 bits: those are read as another number, or by no reader and no database at all."""
 
 _OMITTED_WHEN_NONE = ("correlation", "causation", "traceparent")
 
@@ -29,6 +36,7 @@ def encode(envelope: Envelope) -> bytes:
     raw = envelope.model_dump_json(exclude=omitted).encode()
     if len(raw) > EVENT_BYTES_MAX:
         raise BadEvent(f"{envelope.type}: {len(raw)} bytes; an event has at most {EVENT_BYTES_MAX}")
+    _check_width(raw)
     return raw
 
 
@@ -39,6 +47,7 @@ def decode(raw: bytes) -> Envelope:
     a known event breaks its own schema.
     """
     fields = _object(raw)
+    _check_width(raw)
     tag, sent_version, sent_data = (_required(fields, name, kind) for name, kind in _NEEDED_FIRST)
     version, data = upcast(tag, sent_version, sent_data)
     cls = EVENT_TYPES.get((tag, version), UnknownEvent)
@@ -46,6 +55,32 @@ def decode(raw: bytes) -> Envelope:
         return Envelope.model_validate({**fields, "version": version, "data": _data(cls, data)})
     except ValidationError as error:
         raise BadEvent(_first(error)) from None
+
+
+def decode_at(subject: str, raw: bytes) -> Envelope:
+    """`decode`, and BadEvent for an event on a subject of another channel: what a service may say is decided by where its
+    NATS user may publish (deploy/nats/nats.conf), and that means nothing unless readers look."""
+    event = decode(raw)
+    if not isinstance(event.data, UnknownEvent) and channel_of(subject) != event.data.CHANNEL:
+        raise BadEvent(f"type: {event.type} has no place on this subject, but on those of {event.data.CHANNEL}")
+    return event
+
+
+def _check_width(raw: bytes) -> None:
+    if _WIDE_NUMBER.search(raw) and _has_wide_number(json.loads(raw)):
+        raise BadEvent("a whole number has more than 64 bits")
+
+
+def _has_wide_number(value: Any) -> bool:
+    match value:
+        case int():
+            return abs(value) > _INT64_MAX
+        case dict():
+            return any(map(_has_wide_number, value.values()))
+        case list():
+            return any(map(_has_wide_number, value))
+        case _:
+            return False
 
 
 _NEEDED_FIRST = (("type", str), ("version", int), ("data", dict))
@@ -75,9 +110,9 @@ def _data(cls: type[EventData], fields: dict[str, Any]) -> EventData:
     try:
         return cls.model_validate_json(orjson.dumps(fields))
     except ValidationError as error:
-        raise BadEvent(f"data.{_first(error)}") from None
+        raise BadEvent(_first(error, "data")) from None
 
 
-def _first(error: ValidationError) -> str:
+def _first(error: ValidationError, *path: str) -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{'.'.join(map(str, (*path, *first['loc'])))}: {first['msg']}"

@@ -10,13 +10,23 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from shared.contracts.events import Finish
-from shared.contracts.ids import NodeId, RequestId, RouterId, WorkerId
+from shared.contracts.ids import NodeId, RequestId, RouterId, Source, WorkerId
 
 TOKEN_BYTES = 4
 """A token in a claim reply: u32, little-endian."""
 
 CLAIM_FRAME_BYTES = 256 * 1024
 """The largest piece of a prompt in one claim reply: 65,536 tokens."""
+
+STOP_TOKENS_MAX = 256
+TEXT_CHARS_MAX = 256
+
+Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
+"""Most of these end up in an event, and no event takes more than 64 bits."""
+
+Attempt = Annotated[int, Field(ge=1, le=2**31 - 1)]
+TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Text = Annotated[str, Field(max_length=TEXT_CHARS_MAX)]
 
 
 class Message(BaseModel):
@@ -30,7 +40,7 @@ class SamplingSpec(Message):
 
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    seed: int = 0
+    seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1)
     logprobs: int = Field(default=0, ge=0, le=20)
 
 
@@ -40,19 +50,19 @@ class Assign(Message):
 
     kind: Literal["assign"] = "assign"
     request: RequestId
-    attempt: int
+    attempt: Attempt
     router: RouterId
-    router_source: str
+    router_source: Source
     worker: WorkerId
     decode_worker: WorkerId | None = None
-    prompt_tokens: int
+    prompt_tokens: Number
     block_ids: bytes
-    max_new_tokens: int
-    stop_tokens: tuple[int, ...] = ()
+    max_new_tokens: Number
+    stop_tokens: Annotated[tuple[TokenId, ...], Field(max_length=STOP_TOKENS_MAX)] = ()
     sampling: SamplingSpec
-    service_us: int
+    service_us: Number
     decision: UUID | None = None
-    traceparent: str | None = None
+    traceparent: Text | None = None
 
 
 class Release(Message):
@@ -60,7 +70,7 @@ class Release(Message):
 
     kind: Literal["release"] = "release"
     request: RequestId
-    attempt: int
+    attempt: Attempt
 
 
 class Cancel(Message):
@@ -69,27 +79,27 @@ class Cancel(Message):
 
     kind: Literal["cancel"] = "cancel"
     request: RequestId
-    attempt: int
+    attempt: Attempt
 
 
 class Drain(Message):
     """Refuse new work on these workers, return what is queued, finish what runs. Answers when the order is taken."""
 
     kind: Literal["drain"] = "drain"
-    term: int
-    epoch: int
+    term: Number
+    epoch: Number
     workers: tuple[WorkerId, ...]
-    deadline_us: int
+    deadline_us: Number
 
 
 class Adopt(Message):
     """Serve this composition under this epoch. Answers Accepted when every rank has adopted, or Refused."""
 
     kind: Literal["adopt"] = "adopt"
-    term: int
+    term: Number
     node: NodeId
-    incarnation: int
-    epoch: int
+    incarnation: Number
+    epoch: Number
     composition: tuple[int, ...]
 
 
@@ -97,21 +107,21 @@ class Copy(Message):
     """Read a prefix's missing blocks from another worker."""
 
     kind: Literal["copy"] = "copy"
-    term: int
-    operation: str
+    term: Number
+    operation: Text
     source: WorkerId
     destination: WorkerId
     parent: bytes | None = None
     block_ids: bytes
-    deadline_us: int
+    deadline_us: Number
 
 
 class Evict(Message):
     """Remove a replica: leaf first, never a pinned block, never one with retained descendants."""
 
     kind: Literal["evict"] = "evict"
-    term: int
-    operation: str
+    term: Number
+    operation: Text
     worker: WorkerId
     block_ids: bytes
 
@@ -173,14 +183,14 @@ class Claim(Message):
     `CLAIM_FRAME_BYTES`; an empty reply says that the router no longer has the request."""
 
     request: RequestId
-    attempt: int
-    offset: int = Field(ge=0)
+    attempt: Attempt
+    offset: Number
 
 
 class TokenLogprobs(Message):
     """(token id, log-probability), the chosen token first."""
 
-    alternatives: tuple[tuple[int, float], ...] = ()
+    alternatives: tuple[tuple[TokenId, float], ...] = ()
 
 
 class TokenFrame(Message):
@@ -191,36 +201,36 @@ class TokenFrame(Message):
     """
 
     request: RequestId
-    attempt: int
-    index: int
-    tokens: tuple[int, ...] = ()
+    attempt: Attempt
+    index: Number
+    tokens: tuple[TokenId, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
-    cached_tokens: int = 0
-    queue_us: int = 0
-    fetch_us: int = 0
-    prefill_us: int = 0
+    cached_tokens: Number = 0
+    queue_us: Number = 0
+    fetch_us: Number = 0
+    prefill_us: Number = 0
     finish: Finish | None = None
-    error: str | None = None
+    error: Text | None = None
 
 
 class NodeLoad(Message):
     """A node's heartbeat, 1/s. Never enters a price; it says the agent lives and shows operators its queues."""
 
     node: NodeId
-    incarnation: int
-    epoch: int
-    queued: dict[WorkerId, int]
+    incarnation: Number
+    epoch: Number
+    queued: dict[WorkerId, Number]
     running: dict[WorkerId, RequestId]
-    used_blocks: int
-    free_blocks: int
+    used_blocks: Number
+    free_blocks: Number
 
 
 class RouterAlive(Message):
     """A router's heartbeat, 1/s. `source` is the process, `open_requests` what it would leave behind."""
 
     router: RouterId
-    source: str
-    open_requests: int
+    source: Source
+    open_requests: Number
 
 
 class BadCommand(ValueError):

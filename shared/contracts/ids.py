@@ -1,34 +1,39 @@
 """The names things have on the wire. Each is a type, so a node id never passes for a worker id.
 
-Ids are NATS subject tokens where they appear in a subject: letters, digits, `-` and `_`, at most 64 characters.
+Ids are NATS subject tokens where they appear in a subject: letters, digits, `-` and `_`, at most 64 characters, and those of
+processes, which are made of several, at most 200. Events and commands are held to the forms here when they are read: a fold
+takes names apart and must not fail over one.
 """
 
 import re
 from typing import Annotated, NewType
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, StringConstraints
 
-RequestId = NewType("RequestId", str)
-NodeId = NewType("NodeId", str)
-RouterId = NewType("RouterId", str)
-TenantId = NewType("TenantId", str)
-Source = NewType("Source", str)
+_NAME = "[A-Za-z0-9_-]{1,64}"
+_PROCESS = "^[A-Za-z0-9_-]{1,200}$"
+_WORKER = f"^{_NAME}/([0-9]{{1,18}}|decode)/[0-9]{{1,4}}$"
+
+RequestId = NewType("RequestId", Annotated[str, StringConstraints(pattern=f"^{_NAME}$")])
+NodeId = NewType("NodeId", Annotated[str, StringConstraints(pattern=f"^{_NAME}$")])
+RouterId = NewType("RouterId", Annotated[str, StringConstraints(pattern=_PROCESS)])
+TenantId = NewType("TenantId", Annotated[str, StringConstraints(min_length=1, max_length=64)])
+Source = NewType("Source", Annotated[str, StringConstraints(pattern=_PROCESS)])
 """One process of one service. A restarted process is a new source."""
 
-WorkerId = NewType("WorkerId", str)
-"""`<node>/<epoch>/<first rank>`: a worker exists in one epoch of one node only."""
+WorkerId = NewType("WorkerId", Annotated[str, StringConstraints(pattern=_WORKER)])
+"""`<node>/<epoch>/<first rank>`: a worker exists in one epoch of one node only. `<node>/decode/<rank>` is a decode rank."""
 
 BlockId = NewType("BlockId", bytes)
 """16 bytes, see `shared.model.blocks`."""
 
 BLOCK_ID_BYTES = 16
-
-_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+BLOCK_TOKENS_MIN, BLOCK_TOKENS_MAX = 4, 512
 
 
 def check_token(name: str, value: str) -> str:
     """`value`, if it may stand in a NATS subject; ValueError names the field otherwise."""
-    if not _TOKEN.fullmatch(value):
+    if not re.fullmatch(_NAME, value):
         raise ValueError(f"{name}: {value!r} must be 1-64 letters, digits, '-' or '_'")
     return value
 

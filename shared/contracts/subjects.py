@@ -42,6 +42,15 @@ RULES = (
 )
 
 
+def channel_of(subject: str) -> str:
+    """The channel in a logged subject; empty for any other."""
+    match subject.split("."):
+        case [_, _, "events", channel, *_]:
+            return channel
+        case _:
+            return ""
+
+
 class Subjects:
     """The subjects of one pool. ValueError if the pool's name may not stand in a subject."""
 

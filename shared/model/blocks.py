@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.contracts.ids import BLOCK_ID_BYTES, BlockId
+from shared.contracts.ids import BLOCK_TOKENS_MAX as BLOCK_TOKENS_MAX
+from shared.contracts.ids import BLOCK_TOKENS_MIN as BLOCK_TOKENS_MIN
 
 Tokens = npt.NDArray[np.uint32]
 """Shape (prompt_tokens,), token ids."""
-
-BLOCK_TOKENS_MIN, BLOCK_TOKENS_MAX = 4, 512
 
 
 def block_key(deployment_key: bytes, tenant_group: str) -> bytes:

@@ -120,8 +120,9 @@ def evolve(holders: Holders, stored: Stored) -> None:
     """Fold one event. Events that say nothing about blocks leave the state as it is."""
     match stored.data:
         case RequestReceived() as received:
-            assert not received.known_blocks, "chains travel whole in this version"
-            holders.chains[received.request] = tuple(unpack_block_ids(received.block_ids))
+            # A chain that goes on from known blocks is of another version: what is stored of it cannot be credited.
+            if not received.known_blocks:
+                holders.chains[received.request] = tuple(unpack_block_ids(received.block_ids))
             holders.open[received.request] = stored.event.source
         case ended if isinstance(ended, ENDS):
             end(holders, ended.request)

@@ -8,11 +8,10 @@ node will ever need is known when it starts.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-DEGREES = (1, 2, 4, 8)
-RANKS_MAX = 64
-
-Composition = tuple[int, ...]
-"""Degrees from rank 0 up. The sum is the number of ranks."""
+from shared.contracts.geometry import DEGREES as DEGREES
+from shared.contracts.geometry import RANKS_MAX as RANKS_MAX
+from shared.contracts.geometry import Composition as Composition
+from shared.contracts.geometry import check_composition
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,15 +30,9 @@ def groups_of(composition: Composition) -> tuple[Group, ...]:
     """The groups of a composition, from rank 0 up. ValueError says which worker is misaligned or of no known degree."""
     groups = []
     rank = 0
-    for degree in composition:
-        if degree not in DEGREES:
-            raise ValueError(f"composition {composition}: degree {degree} is not one of {DEGREES}")
-        if rank % degree:
-            raise ValueError(f"composition {composition}: a degree-{degree} worker cannot start at rank {rank}")
+    for degree in check_composition(composition):
         groups.append(Group(rank, degree))
         rank += degree
-    if not 0 < rank <= RANKS_MAX:
-        raise ValueError(f"composition {composition}: {rank} ranks; a node has 1 to {RANKS_MAX}")
     return tuple(groups)
 
 

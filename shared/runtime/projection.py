@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import structlog
 
-from shared.contracts.codec import BadEvent, decode
+from shared.contracts.codec import BadEvent, decode_at
 from shared.contracts.envelope import Envelope, Stored
 from shared.contracts.ids import Source
 from shared.runtime.keepsake import recall
@@ -145,7 +145,7 @@ class Projection(Generic[S]):
         self.seen_seq = seq
         self.last_on[subject] = seq
         try:
-            self._fold(Stored(self.log.identity, seq, decode(raw)))
+            self._fold(Stored(self.log.identity, seq, decode_at(subject, raw)))
         except BadEvent as error:
             # The ledger keeps its bytes; nobody folds it. Going on is right: stopping would stop every service at once.
             self._logger.error("unreadable event", stream_seq=seq, subject=subject, error=str(error)[:200])

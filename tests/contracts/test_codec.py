@@ -1,60 +1,20 @@
 """Envelopes survive the bytes; bad bytes are named."""
 
 import json
-import types
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 import pytest
-from annotated_types import Ge, Gt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic import ValidationError
 
-from shared.contracts.codec import EVENT_BYTES_MAX, BadEvent, decode, encode
-from shared.contracts.envelope import Envelope, UnknownEvent
-from shared.contracts.events import ParametersChanged, RequestReceived, RouterRegistered, WindowClosed
+from shared.contracts.codec import EVENT_BYTES_MAX, BadEvent, decode, decode_at, encode
+from shared.contracts.envelope import EVENT_TYPES, Envelope, UnknownEvent
+from shared.contracts.events import EpochCommitted, ParametersChanged, RequestReceived, RouterRegistered, WindowClosed
 from shared.contracts.ids import Source
+from shared.contracts.subjects import Subjects
 from tests.contracts.examples import ALL, example
-
-TEXT = st.text(max_size=20)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXT,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=5,
-)
-
-
-def values(annotation: Any, limits: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
-    """Any value a field may hold."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    least = max([0, *(each.ge for each in limits if isinstance(each, Ge))])
-    above = any(isinstance(each, Gt) for each in limits)
-    packed = any(isinstance(each, AfterValidator) for each in limits)
-    if origin in (Union, types.UnionType):
-        return st.one_of(*(values(each, limits) for each in arguments))
-    if origin is Literal:
-        return st.sampled_from(arguments)
-    if origin is tuple:
-        return st.lists(values(arguments[0]), max_size=3).map(tuple)
-    if origin is dict:
-        return st.dictionaries(values(arguments[0]), values(arguments[1]), max_size=3)
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return models(annotation)
-    plain: Any = getattr(annotation, "__supertype__", annotation)
-    return {
-        type(None): st.none(),
-        str: TEXT,
-        bytes: st.binary(max_size=40).map(lambda raw: raw[: len(raw) // 16 * 16] if packed else raw),
-        bool: st.booleans(),
-        int: st.integers(least, 2**53),
-        float: st.floats(least, 1e9, exclude_min=above, allow_nan=False),
-        Any: JSON,
-    }[plain]
-
-
-def models(cls: type[BaseModel]) -> st.SearchStrategy[Any]:
-    fields = {name: values(field.annotation, tuple(field.metadata)) for name, field in cls.model_fields.items()}
-    return st.builds(cls, **fields)
+from tests.contracts.strategies import ANY_ID, JSON, NAMES, TEXT, Values
 
 
 @st.composite
@@ -65,13 +25,13 @@ def envelopes(draw: st.DrawFn) -> Envelope:
         type=cls.TYPE,
         version=cls.VERSION,
         pool=draw(TEXT),
-        source=Source(draw(TEXT)),
+        source=Source(draw(NAMES)),
         source_seq=draw(st.integers(1, 2**53)),
         time_ns=draw(st.integers(0, 2**62)),
         correlation=draw(st.none() | TEXT),
         causation=draw(st.none() | st.uuids()),
         traceparent=draw(st.none() | TEXT),
-        data=draw(models(cls)),
+        data=draw(Values(ANY_ID).models(cls)),
     )
 
 
@@ -182,3 +142,55 @@ def test_a_number_that_json_cannot_hold_is_refused_when_it_is_made() -> None:
     for number in (float("nan"), float("inf")):
         with pytest.raises(ValidationError, match="attainment"):
             WindowClosed(**{**fields, "attainment": number})
+
+
+NODE = json.loads(encode(example(EVENT_TYPES["node-registered", 1])))
+STORED = json.loads(encode(example(EVENT_TYPES["blocks-stored", 1])))
+COMMIT = json.loads(encode(example(EpochCommitted)))
+
+
+@pytest.mark.parametrize(
+    ("event", "change", "named"),
+    [
+        (NODE, {"prefill_ranks": 2**31}, "data.prefill_ranks: "),
+        (NODE, {"decode_ranks": 65}, "data.decode_ranks: "),
+        (NODE, {"block_tokens": 0}, "data.block_tokens: "),
+        (NODE, {"composition": [2, 1, 2]}, "data.composition: "),
+        (NODE, {"node": "a/b"}, "data.node: "),
+        (STORED, {"first_depth": -7}, "data.first_depth: "),
+        (COMMIT, {"composition": [8, 8]}, "data: "),
+        (COMMIT, {"composition": [2**31]}, "data.composition: "),
+        (COMMIT, {"epoch": 5}, "data: "),
+        (COMMIT, {"workers": []}, "data: "),
+        (COMMIT, {"workers": [{**COMMIT["data"]["workers"][0], "worker": "nonsense"}]}, "data.workers.0.worker: "),
+    ],
+)
+def test_what_no_fold_could_take_is_refused_when_it_is_read(
+    event: dict[str, Any], change: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(BadEvent) as error:
+        decode(json.dumps({**event, "data": {**event["data"], **change}}).encode())
+    assert str(error.value).startswith(named)
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**30])
+def test_a_number_that_no_database_takes_is_neither_written_nor_read(number: int) -> None:
+    event = example(RequestReceived)
+    wide = event.model_copy(update={"data": event.data.model_copy(update={"slo_us": number})})
+    with pytest.raises(BadEvent, match="64 bits"):
+        encode(wide)
+    raw = encode(event).replace(b'"slo_us":7', b'"slo_us":%d' % number)
+    with pytest.raises(BadEvent, match="64 bits"):
+        decode(raw)
+
+
+def test_an_event_counts_on_the_subjects_of_its_channel_only() -> None:
+    subjects = Subjects("main")
+    for _, cls in ALL:
+        event = example(cls)
+        assert decode_at(subjects.event(cls.CHANNEL, "sender"), encode(event)) == event
+    for subject in ("vertumnus.main.events.requests.router-1", "vertumnus.main.load.n0", "x"):
+        with pytest.raises(BadEvent, match="type: epoch-committed has no place"):
+            decode_at(subject, encode(example(EpochCommitted)))
+    unknown = encode(example(EpochCommitted)).replace(b"epoch-committed", b"epoch-invented!")
+    assert isinstance(decode_at("vertumnus.main.events.requests.router-1", unknown).data, UnknownEvent)

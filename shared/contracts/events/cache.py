@@ -30,7 +30,7 @@ class BlocksStored(EventData):
     number: int = Field(ge=1)
     cause: Literal["prefill", "fetch", "replication", "reconciliation"]
     request: RequestId | None = None
-    first_depth: int = 0
+    first_depth: int = Field(default=0, ge=0)
     blocks: int = Field(ge=1)
     runs: tuple[BlockRun, ...] = ()
 

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.contracts.envelope import Channel, EventData, event
 from shared.contracts.events.cache import BlockRun
+from shared.contracts.geometry import Degree
 from shared.contracts.ids import NodeId, WorkerId
 
 
@@ -42,11 +43,11 @@ class ReplicationRequested(EventData):
 
     operation: str
     z: bytes
-    degree: int
+    degree: Degree
     kind: Literal["inter", "intra"]
     sources: tuple[WorkerId, ...]
     destination: WorkerId
-    first_depth: int
+    first_depth: int = Field(ge=0)
     blocks: int
     score: float
 

@@ -1,11 +1,13 @@
 """The controller's decisions, all on one fenced subject, and what operators asked for through it."""
 
-from typing import Any, Literal
+from itertools import zip_longest
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.contracts.envelope import Channel, EventData, event
-from shared.contracts.ids import NodeId, WorkerId
+from shared.contracts.geometry import Composition, Degree, Rank
+from shared.contracts.ids import NodeId, WorkerId, worker_id
 
 
 @event("leadership-taken", channel=Channel.CONTROL, senders=("controller",))
@@ -48,8 +50,8 @@ class CommittedWorker(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     worker: WorkerId
-    first_rank: int
-    degree: int
+    first_rank: Rank
+    degree: Degree
     capacity_us: int
 
 
@@ -59,7 +61,7 @@ class Alternative(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     node: NodeId
-    composition: tuple[int, ...]
+    composition: Composition
     drain_us: int
     missing_blocks: int
     score: float | None = None
@@ -73,8 +75,8 @@ class ReconfigurationPlanned(EventData):
     epoch: int = Field(ge=1)
     policy: str
     reason: str
-    old_composition: tuple[int, ...]
-    new_composition: tuple[int, ...]
+    old_composition: Composition
+    new_composition: Composition
     retiring: tuple[WorkerId, ...]
     coming: tuple[WorkerId, ...]
     alternatives: tuple[Alternative, ...] = ()
@@ -97,10 +99,21 @@ class EpochCommitted(EventData):
 
     node: NodeId
     epoch: int = Field(ge=1)
-    composition: tuple[int, ...]
+    composition: Composition
     workers: tuple[CommittedWorker, ...]
     drain_us: int = 0
     switch_us: int = 0
+
+    @model_validator(mode="after")
+    def _workers_are_the_compositions(self) -> Self:
+        rank = 0
+        for worker, degree in zip_longest(self.workers, self.composition):
+            expected = None if degree is None else (worker_id(self.node, self.epoch, rank), rank, degree)
+            found = None if worker is None else (worker.worker, worker.first_rank, worker.degree)
+            if found != expected:
+                raise ValueError("workers: they are not those of the composition")
+            rank += degree
+        return self
 
 
 @event("epoch-aborted", channel=Channel.CONTROL, senders=("controller",))

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.contracts.envelope import Channel, EventData, event
+from shared.contracts.geometry import Degree
 from shared.contracts.ids import PackedBlockIds, RequestId, RouterId, TenantId, WorkerId
 
 Trust = Literal["exact", "degraded", "blind"]
@@ -63,7 +64,7 @@ class PricedCandidate(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     worker: WorkerId
-    degree: int
+    degree: Degree
     cached_tokens: int
     queue_us: int
     service_us: int
@@ -83,7 +84,7 @@ class RequestAssigned(EventData):
     request: RequestId
     attempt: int = Field(ge=1)
     worker: WorkerId
-    degree: int
+    degree: Degree
     decode_worker: WorkerId | None = None
     policy: str
     uncached_tokens: int
@@ -94,7 +95,7 @@ class RequestAssigned(EventData):
     lam: float
     load: float = 0.0
     ratio: float = 1.0
-    preferred_degree: int
+    preferred_degree: Degree
     candidates: tuple[PricedCandidate, ...]
     excluded: dict[Exclusion, int] = Field(default_factory=dict)
     price_digest: str

@@ -5,7 +5,8 @@ from typing import Literal
 from pydantic import Field
 
 from shared.contracts.envelope import Channel, EventData, event
-from shared.contracts.ids import NodeId, RequestId, WorkerId
+from shared.contracts.geometry import MaybeComposition, Rank, RankCount
+from shared.contracts.ids import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN, NodeId, RequestId, WorkerId
 
 AbortReason = Literal[
     "claim-lost", "cancelled", "released", "engine-died", "out-of-blocks", "draining", "router-lost", "engine"
@@ -27,16 +28,16 @@ class NodeRegistered(EventData):
     tokenizer_revision: str
     dtype: str
     kv_layout: Literal["cyclic", "replicated"]
-    block_tokens: int
-    kv_bytes_per_token: int
-    prefill_ranks: int
-    decode_ranks: int
+    block_tokens: int = Field(ge=BLOCK_TOKENS_MIN, le=BLOCK_TOKENS_MAX)
+    kv_bytes_per_token: int = Field(ge=1)
+    prefill_ranks: RankCount
+    decode_ranks: RankCount
     degrees: tuple[int, ...]
-    blocks_per_rank: int
-    prompt_tokens_max: int
+    blocks_per_rank: int = Field(ge=1)
+    prompt_tokens_max: int = Field(ge=1)
     coefficients_version: str
     epoch: int = 0
-    composition: tuple[int, ...] = ()
+    composition: MaybeComposition = ()
 
 
 @event("node-lost", channel=Channel.WORKERS, senders=("worker",))
@@ -126,7 +127,7 @@ class RankAdoptedEpoch(EventData):
 
     node: NodeId
     incarnation: int
-    rank: int
+    rank: Rank
     epoch: int
     switch_us: int
 

@@ -27,7 +27,7 @@ PAPER = Parameters()
 
 
 def candidate(worker: str, degree: int, cached: int = 0, queue_s: float = 0.0) -> Candidate:
-    return Candidate(WorkerId(worker), degree, cached, round(queue_s * 1e6), "exact")
+    return Candidate(WorkerId(f"{worker}/1/0"), degree, cached, round(queue_s * 1e6), "exact")
 
 
 def place(*candidates: Candidate, tokens: int = 1_000, parameters: Parameters = PAPER) -> Placement:
@@ -58,7 +58,7 @@ class TestPrice:
             4: (2_000_000, 300_000, 6_300_000),
             8: (1_500_000, 700_000, 5_200_000),
         }
-        assert placement.winner.worker == "d"
+        assert placement.winner.worker == "d/1/0"
         assert placement.preferred_degree == 8
 
     def test_lambda_is_zero_at_the_smallest_eligible_degree_whichever_it_is(self) -> None:
@@ -71,18 +71,18 @@ class TestPrice:
     def test_a_high_lambda_keeps_a_request_off_large_workers(self) -> None:
         everybody = (candidate("a", 1), candidate("d", 8))
         # 15 s against 4.5 + 7λ: even at λ = 1.5, where the lower id wins.
-        assert place(*everybody, parameters=Parameters(lam=1.49)).winner.worker == "d"
-        assert place(*everybody, parameters=Parameters(lam=1.5)).winner.worker == "a"
+        assert place(*everybody, parameters=Parameters(lam=1.49)).winner.worker == "d/1/0"
+        assert place(*everybody, parameters=Parameters(lam=1.5)).winner.worker == "a/1/0"
 
     def test_cached_tokens_lower_the_price(self) -> None:
         placement = place(candidate("a", 4), candidate("b", 4, cached=900))
         # R = 100, P = 900: 0.1 + 0.09 + 0.4 / 4 = 0.29 s.
-        assert (placement.winner.worker, placement.winner.service_us) == ("b", 290_000)
+        assert (placement.winner.worker, placement.winner.service_us) == ("b/1/0", 290_000)
 
     def test_a_queue_is_weighed_against_beta_times_the_service(self) -> None:
         # b: 3·0.29 + q against 6.0: it wins until q reaches 5.13 s.
-        assert place(candidate("a", 4), candidate("b", 4, cached=900, queue_s=5.1)).winner.worker == "b"
-        assert place(candidate("a", 4), candidate("b", 4, cached=900, queue_s=5.2)).winner.worker == "a"
+        assert place(candidate("a", 4), candidate("b", 4, cached=900, queue_s=5.1)).winner.worker == "b/1/0"
+        assert place(candidate("a", 4), candidate("b", 4, cached=900, queue_s=5.2)).winner.worker == "a/1/0"
 
     def test_preferred_degree_ignores_queues(self) -> None:
         placement = place(candidate("a", 1), candidate("d", 8, queue_s=100))
@@ -92,22 +92,22 @@ class TestPrice:
         # β = 3: 0.87 s + 5.13 s of queue against 6 s of service and none.
         placement = place(candidate("a", 4, cached=900, queue_s=5.13), candidate("b", 4))
         assert placement.candidates[0].price_us == placement.candidates[1].price_us
-        assert placement.winner.worker == "b"
+        assert placement.winner.worker == "b/1/0"
 
     def test_equal_queues_go_to_the_lower_id(self) -> None:
-        assert place(candidate("n1/1/0", 4), candidate("n0/1/4", 4), candidate("n0/1/8", 4)).winner.worker == "n0/1/4"
+        assert place(candidate("n1", 4), candidate("n01", 4), candidate("n02", 4)).winner.worker == "n01/1/0"
 
     def test_least_work_is_the_least_queue(self) -> None:
         placement = place(
             candidate("a", 1, queue_s=1.0), candidate("d", 8, queue_s=1.1), parameters=Parameters(frozen=True)
         )
-        assert (placement.winner.worker, placement.policy) == ("a", "least-work")
+        assert (placement.winner.worker, placement.policy) == ("a/1/0", "least-work")
         assert placement.winner.price_us == placement.winner.queue_us
         assert (placement.beta, placement.lam, placement.preferred_degree) == (0, 0, 8)
 
     def test_least_work_on_an_idle_pool_takes_the_fastest(self) -> None:
         policy = Parameters(placement_policy="least-work")
-        assert place(candidate("a", 1), candidate("d", 8), parameters=policy).winner.worker == "d"
+        assert place(candidate("a", 1), candidate("d", 8), parameters=policy).winner.worker == "d/1/0"
 
     def test_nobody_is_no_placement(self) -> None:
         assert choose([], 1_000, ROUND, PAPER) is None
@@ -118,11 +118,11 @@ class TestRecord:
         small = [candidate(f"s{i}", 1, queue_s=i) for i in range(8)]
         large = [candidate(f"l{i}", 4, queue_s=i) for i in range(8)]
         placement = place(*small, *large)
-        assert [p.worker for p in placement.candidates] == ["l0", "s0", "l1", "l2", "l3", "l4"]
+        assert [p.worker.split("/")[0] for p in placement.candidates] == ["l0", "s0", "l1", "l2", "l3", "l4"]
 
     def test_digest_covers_every_price_in_id_order(self) -> None:
         placement = place(candidate("b", 2), candidate("a", 1))
-        expected = blake2b(b"a 15000000\nb 9100000", digest_size=16).hexdigest()
+        expected = blake2b(b"a/1/0 15000000\nb/1/0 9100000", digest_size=16).hexdigest()
         assert placement.price_digest == expected
 
     @given(st.permutations([candidate(f"w{i}", 2 ** (i % 4), queue_s=i % 3) for i in range(12)]))
@@ -139,7 +139,7 @@ class TestRecord:
 )
 def test_the_winner_is_the_argmin_of_the_formula(workers: list[tuple[int, int, int]], beta: float, lam: float) -> None:
     coefficients = Coefficients(version="x", d=0.03, a=4.468e-05, b=2e-06, c=5.2e-05, alpha=6.1e-09)
-    candidates = [Candidate(WorkerId(f"{i:02}"), C, 100 * p, q, "exact") for i, (C, p, q) in enumerate(workers)]
+    candidates = [Candidate(WorkerId(f"n0/1/{i:02}"), C, 100 * p, q, "exact") for i, (C, p, q) in enumerate(workers)]
     placement = choose(candidates, 1_000, coefficients, Parameters(beta=beta, lam=lam))
     assert placement is not None
     smallest = min(C for C, _, _ in workers)

@@ -31,7 +31,6 @@ from shared.contracts.envelope import Envelope, EventData
 from shared.contracts.events import (
     BlocksEvicted,
     BlocksStored,
-    EpochCommitted,
     LeadershipTaken,
     NodeDeclaredLost,
     NodeLost,
@@ -328,5 +327,5 @@ def test_a_worker_of_another_epoch_is_stale_and_of_another_node_unknown() -> Non
 def test_the_committed_geometry_is_the_last_one() -> None:
     state = initial(NODE, 1)
     for epoch, composition in ((1, (4,)), (2, (2, 2))):
-        evolve(state, stored(EpochCommitted(node=NODE, epoch=epoch, composition=composition, workers=())))
+        evolve(state, stored(committed(epoch, composition)))
     assert state.committed == Geometry(2, (2, 2))
