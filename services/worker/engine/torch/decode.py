@@ -1,10 +1,15 @@
-"""The decode rank: sequences that were handed off, one token of one sequence at a time, round robin.
+"""The decode rank: continuous batching of the sequences that were handed off.
+
+A step makes one token of every sequence that decodes; between two steps sequences join and leave. The linear layers take all
+of them at once, because reading the weights is what a token costs and one reading serves them all; attention takes each
+sequence by itself, over its own KV. So companions change a sequence's logits in their last bits only, where a matrix product
+of more rows adds up in another order.
 
 A sequence's KV lies in memory of its own, (layers, 2, context_tokens, kv_heads, head_dim). The operating system commits a
 page when it is first written, so a short sequence costs what it uses, and none ever has to move because it grew.
 """
 
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,17 +34,17 @@ class _Sequence:
 
 
 class DecodeRank:
-    """Every open sequence of one decode rank. The frontend bounds how many there are."""
+    """Every open sequence of one decode rank. The frontend bounds how many there are, and so the batch of a step."""
 
     def __init__(self, model: Model, memory: KvMemory, context_tokens: int) -> None:
         self._model, self._memory, self._context_tokens = model, memory, context_tokens
         self._sequences: dict[str, _Sequence] = {}
-        self._turns: deque[str] = deque()
+        self._decoding: dict[str, _Sequence] = {}
 
     @property
     def idle(self) -> bool:
         """Whether no sequence is waiting for its next token."""
-        return not self._turns
+        return not self._decoding
 
     def hand_off(self, command: HandOff) -> None:
         """Open a sequence with the prompt's KV. StaleSlot if it was overwritten; then nothing is opened."""
@@ -52,43 +57,47 @@ class DecodeRank:
         self._sequences[command.request] = _Sequence(context_L2SGD, command.prompt_tokens)
 
     def decode(self, command: Decode) -> None:
-        """Let a handed-off sequence take part in the round."""
+        """Let a handed-off sequence take part from the next step on."""
         sequence = self._sequences[command.request]
         sequence.command, sequence.next_token = command, command.first_token
-        self._turns.append(command.request)
+        self._decoding[command.request] = sequence
 
     def end(self, request: str) -> None:
         """Free a sequence. Unknown ones are ignored."""
-        if self._sequences.pop(request, None) is not None and request in self._turns:
-            self._turns.remove(request)
+        self._sequences.pop(request, None)
+        self._decoding.pop(request, None)
 
-    def step(self) -> Decoded:
-        """One token of the sequence whose turn it is. Not when `idle`."""
-        request = self._turns.popleft()
-        sequence = self._sequences[request]
+    def step(self) -> list[Decoded]:
+        """One token of every sequence that decodes. Not when `idle`."""
+        batch = list(self._decoding.values())
+        tokens_T = torch.tensor([sequence.next_token for sequence in batch])
+        positions_T = torch.tensor([sequence.tokens for sequence in batch])
+        hidden_TE = self._model.forward(tokens_T, positions_T, _Attention(batch))
+        logits_TV = self._model.logits(hidden_TE)
+        return [self._advance(sequence, logits_V) for sequence, logits_V in zip(batch, logits_TV, strict=True)]
+
+    def _advance(self, sequence: _Sequence, logits_V: Tensor) -> Decoded:
         command = sequence.command
-        assert command is not None, f"{request}: has a turn without a decode command"
-        hidden_TE = self._model.forward(
-            torch.tensor([sequence.next_token]), torch.tensor([sequence.tokens]), _Attention(sequence)
-        )
+        assert command is not None, "a sequence decodes because of a command"
         sequence.tokens += 1
-        token = choose(self._model.logits(hidden_TE[0]), command.sampling, sequence.tokens)
+        token = choose(logits_V, command.sampling, sequence.tokens)
         sequence.next_token, sequence.produced = token.token, sequence.produced + 1
         last = sequence.produced == command.new_tokens or token.token in command.stop_tokens
         if last:
-            self.end(request)
-        else:
-            self._turns.append(request)
+            self.end(command.request)
         return Decoded(command.n, token, last)
 
 
 class _Attention:
-    """One query per layer over the sequence so far, itself included."""
+    """One query of each sequence per layer, over the sequence so far, itself included."""
 
-    def __init__(self, sequence: _Sequence) -> None:
-        self._context_L2SGD, self._position = sequence.context_L2SGD, sequence.tokens
+    def __init__(self, batch: Sequence[_Sequence]) -> None:
+        self._batch = batch
 
     def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
-        keys_SGD, values_SGD = self._context_L2SGD[layer, :, : self._position + 1]
-        keys_SGD[self._position], values_SGD[self._position] = k_TGD[0], v_TGD[0]
-        return attend_last(q_THD, keys_SGD, values_SGD)
+        out_THD = torch.empty_like(q_THD)
+        for row, sequence in enumerate(self._batch):
+            keys_SGD, values_SGD = sequence.context_L2SGD[layer, :, : sequence.tokens + 1]
+            keys_SGD[sequence.tokens], values_SGD[sequence.tokens] = k_TGD[row], v_TGD[row]
+            out_THD[row] = attend_last(q_THD[row : row + 1], keys_SGD, values_SGD)[0]
+        return out_THD

@@ -83,11 +83,10 @@ class Model:
             x_TE = x_TE + linear(silu(linear(normed_TE, layer.gate)) * linear(normed_TE, layer.up), layer.down)
         return x_TE
 
-    def logits(self, hidden_E: Tensor) -> Tensor:
-        """(V,) float32 for one position's hidden state."""
-        return linear(
-            rms_norm(hidden_E, (self.config.hidden,), self.norm_E, self.config.norm_eps), self.head_VE
-        ).float()
+    def logits(self, hidden_TE: Tensor) -> Tensor:
+        """(T, V) float32 for the hidden states of the positions whose next token is wanted."""
+        normed_TE = rms_norm(hidden_TE, (self.config.hidden,), self.norm_E, self.config.norm_eps)
+        return linear(normed_TE, self.head_VE).float()
 
 
 def load_model(model_dir: Path, config: ModelConfig, positions: int) -> Model:

@@ -38,7 +38,7 @@ def prefill(command: Prefill, group: Group, rank: int, model: Model, memory: KvM
     attend.finish()
     if cut.last_token != suffix_tokens - 1:
         return None
-    return choose(model.logits(hidden_TE[-1]), command.sampling, command.prompt_tokens)
+    return choose(model.logits(hidden_TE[-1:])[0], command.sampling, command.prompt_tokens)
 
 
 def _owner(alone: bool, rank: int) -> int | None:

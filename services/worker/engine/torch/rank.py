@@ -136,7 +136,7 @@ def _serve_decode(control: socket.socket, rank: DecodeRank) -> None:
             if reply is not None:
                 control.sendall(frame(reply))
         else:
-            control.sendall(frame(rank.step()))
+            control.sendall(b"".join(map(frame, rank.step())))
 
 
 def _decode_command(command: Command, rank: DecodeRank) -> Reply | None:
