@@ -13,6 +13,7 @@ Every decision is pure and safe to repeat: what is said already gives [].
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, assert_never
 
@@ -207,12 +208,12 @@ def complete(state: State, job: Job, prefilled: Prefilled) -> list[EventData]:
         queue_us=prefilled.queue_us,
         prefill_us=prefilled.prefill_us,
     )
+    return [completed, *_cache_changes(state, job, prefilled.item, prefilled.evicted)]
+
+
+def _cache_changes(state: State, job: Job, item: ItemResult, evicted: Sequence[BlockId]) -> list[EventData]:
     number = state.numbers.get(job.worker, 0)
-    stored = prefilled.item.stored
-    return [
-        completed,
-        *changes(job.worker, state.incarnation, number, prefilled.evicted, job.assign.request, stored),
-    ]
+    return changes(job.worker, state.incarnation, number, evicted, job.assign.request, item.stored)
 
 
 def abort_job(job: Job, reason: AbortReason) -> list[EventData]:
@@ -222,6 +223,15 @@ def abort_job(job: Job, reason: AbortReason) -> list[EventData]:
     return [
         PrefillAborted(request=job.assign.request, attempt=job.assign.attempt, worker=job.assign.worker, reason=reason)
     ]
+
+
+def cut_short(
+    state: State, job: Job, reason: AbortReason, item: ItemResult, evicted: Sequence[BlockId]
+) -> list[EventData]:
+    """A running step has come to its end without this job, which was cancelled; the blocks that were finished are kept."""
+    if job.stage is not Stage.RUNNING:
+        return []
+    return [*abort_job(job, reason), *_cache_changes(state, job, item, evicted)]
 
 
 def hand_off(job: Job, handed_off: HandedOff) -> list[EventData]:

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import structlog
 
 from services.worker.claims import Claims
-from services.worker.decider import Prefilled, abort_job, complete, start
+from services.worker.decider import Prefilled, abort_job, complete, cut_short, start
 from services.worker.engine.protocol import (
-    Cancelled,
     Engine,
     EngineDied,
     EngineError,
@@ -97,8 +96,6 @@ class StepLoop:
         self._ports.outbox.record(start(job, queue_us), of_job(job))
         try:
             result = await self._prefill(job, tokens)
-        except Cancelled:
-            self._abort(job, job.stop or "cancelled")
         except OutOfBlocks as error:
             self._logger.warning("out of blocks", request=job.assign.request, error=str(error))
             self._abort(job, "out-of-blocks")
@@ -110,10 +107,18 @@ class StepLoop:
             self._logger.error("engine refused", request=job.assign.request, error=str(error))
             self._abort(job, "engine")
         else:
-            item = result.items[0]
-            prefilled = Prefilled(item, result.evicted, queue_us, round(result.seconds * US_PER_S))
-            self._ports.outbox.record(complete(self._ports.state, job, prefilled), of_job(job))
-            self._effects.stream(job, prefilled)
+            self._finish(job, result, queue_us)
+
+    def _finish(self, job: Job, result: StepResult, queue_us: int) -> None:
+        item = result.items[0]
+        if item.first_token is None:
+            reason = job.stop or "cancelled"
+            self._ports.outbox.record(cut_short(self._ports.state, job, reason, item, result.evicted), of_job(job))
+            self._effects.aborted(job, reason)
+            return
+        prefilled = Prefilled(item, result.evicted, queue_us, round(result.seconds * US_PER_S))
+        self._ports.outbox.record(complete(self._ports.state, job, prefilled), of_job(job))
+        self._effects.stream(job, prefilled)
 
     async def _prefill(self, job: Job, tokens: Tokens) -> StepResult:
         item = PrefillItem(job.key.engine_id, tokens, job.chain, sampling_of(job.assign))

@@ -41,6 +41,7 @@ class Stream:
         Errors: EngineError, EngineDied; Unavailable if the router cannot be told.
         """
         job, assign, first = self._job, self._job.assign, prefilled.item.first_token
+        assert first is not None, "only a finished prefill is streamed"
         alone = assign.decode_worker is None or assign.max_new_tokens == 1
         stopped = first.token in assign.stop_tokens
         self._waiting.append(first)

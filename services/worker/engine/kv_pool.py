@@ -16,14 +16,16 @@ Rules:
     first. A block is never used later than its parent, so everything that goes was used no later than the victim.
 6.  Whole blocks get an id when they are committed. A prompt's partial last block never has one: it is the request's own
     and is free again when the request is released.
+7.  Of two requests that compute the same block side by side, the second to commit takes over the first one's copy and gives
+    its own back: a worker never holds a block twice, and rule 5 needs every request to pin the parents of its blocks.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.worker.engine.holder import Holder, Slot
-from services.worker.engine.protocol import EngineError, OutOfBlocks, Resident, Stored
+from services.worker.engine.protocol import STEP_ITEMS_MAX, EngineError, OutOfBlocks, PrefillStep, Resident, Stored
 from shared.contracts.ids import BlockId, RequestId
 from shared.model.blocks import reusable_tokens
 from shared.model.lattice import Composition, Group, groups_of
@@ -53,6 +55,10 @@ class Reservation:
     slots: tuple[SlotRef, ...]
     reused_blocks: int
     held_blocks: int
+
+
+def _ref(slot: Slot) -> SlotRef:
+    return SlotRef(slot.rank, slot.index, slot.generation)
 
 
 class KvPool:
@@ -109,6 +115,20 @@ class KvPool:
 
     # --- one request's life: reserve, commit, release
 
+    def reserve_step(self, step: PrefillStep) -> list[Reservation]:
+        """`reserve` for every request of a step, or for none of them. Errors as there, and for too many or no requests."""
+        if not 1 <= len(step.items) <= STEP_ITEMS_MAX:
+            raise EngineError(f"items: {len(step.items)} requests; a step has 1 to {STEP_ITEMS_MAX}")
+        reserved: list[Reservation] = []
+        try:
+            for item in step.items:
+                reserved.append(self.reserve(item.request, step.group, item.chain, len(item.tokens)))
+        except EngineError:
+            for reservation in reserved:
+                self.release(reservation.request)
+            raise
+        return reserved
+
     def reserve(self, request: RequestId, group: Group, chain: Sequence[BlockId], prompt_tokens: int) -> Reservation:
         """Pin what the worker holds of the prompt and take slots for the rest, evicting if it must.
 
@@ -134,7 +154,7 @@ class KvPool:
             group=group,
             prompt_tokens=prompt_tokens,
             chain=tuple(chain),
-            slots=tuple(SlotRef(slot.rank, slot.index, slot.generation) for slot in (*held, *fresh)),
+            slots=tuple(map(_ref, (*held, *fresh))),
             reused_blocks=reusable_tokens(held_blocks, self.block_tokens, prompt_tokens) // self.block_tokens,
             held_blocks=held_blocks,
         )
@@ -144,16 +164,25 @@ class KvPool:
 
     def commit(self, request: RequestId) -> Stored:
         """The request's whole blocks are computed: from now on the worker holds them. They stay pinned."""
-        reservation = self._reservations[request]
+        reservation = self._reservations[request] = self._take_over(self._reservations[request])
         self._uncommitted.remove(request)
         worker = self._worker(reservation.group)
         for depth in range(reservation.held_blocks, len(reservation.chain)):
             slot = self._slot(reservation.slots[depth])
             slot.block, slot.depth = reservation.chain[depth], depth
             slot.parent = reservation.chain[depth - 1] if depth else None
-            if slot.block not in worker.held:
-                worker.hold(slot)
+            worker.hold(slot)
         return Stored(reservation.held_blocks, len(reservation.chain) - reservation.held_blocks)
+
+    def _take_over(self, reservation: Reservation) -> Reservation:
+        """Exchange the request's own slots for blocks that another request has stored since (rule 7)."""
+        held_blocks, held = reservation.held_blocks, self._worker(reservation.group).held
+        stored = [slot for block in reservation.chain[held_blocks:] if (slot := held.get(block)) is not None]
+        until = held_blocks + len(stored)
+        self._pin(stored)
+        self._unpin([self._slot(ref) for ref in reservation.slots[held_blocks:until]])
+        slots = (*reservation.slots[:held_blocks], *map(_ref, stored), *reservation.slots[until:])
+        return replace(reservation, slots=slots, held_blocks=until)
 
     def release(self, request: RequestId) -> None:
         """Drop the request's pins; what it never committed is free again. Unknown requests are ignored."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.worker.engine.kv_pool import KvPool
+from services.worker.engine.modelled_step import RunningStep
 from services.worker.engine.modelled_text import Said
 from services.worker.engine.protocol import (
     Busy,
-    Cancelled,
     EngineDescription,
     EngineDied,
     EngineError,
@@ -29,6 +29,7 @@ from services.worker.engine.protocol import (
     Sampling,
     StaleEpoch,
     StepResult,
+    Stored,
     Token,
 )
 from shared.contracts.ids import BlockId, RequestId
@@ -89,7 +90,7 @@ class ModelledEngine:
         self._adopting = False
         self._started = False
         self._dead = asyncio.Event()
-        self._running: dict[Group, tuple[PrefillStep, asyncio.Event]] = {}
+        self._running: dict[Group, RunningStep] = {}
         self._prefilled: dict[RequestId, _Prefilled] = {}
         self._handed_off: dict[RequestId, Said] = {}
 
@@ -142,13 +143,19 @@ class ModelledEngine:
             raise StaleEpoch(f"prefill: epoch {step.epoch} is not {self._epoch}, which is served")
         if self._adopting or step.group in self._running:
             raise Busy(f"prefill: the worker at rank {step.group.first_rank} runs a step or adopts")
-        cancelled = asyncio.Event()
-        self._running[step.group] = (step, cancelled)
+        running = RunningStep(frozenset(item.request for item in step.items))
         began_ns = self._clock.monotonic_ns()
+        cached = [reserved.reused_blocks * self._node.block_tokens for reserved in self._pool.reserve_step(step)]
+        self._running[step.group] = running
         try:
-            cached = self._reserve(step)
-            await self._run_step(self._step_s(step, cached), cancelled)
-            results = tuple(self._finish(item, tokens) for item, tokens in zip(step.items, cached, strict=True))
+            await running.run(self._clock, self._step_s(step, cached), self._dead)
+            self._check_alive()
+            results = tuple(
+                self._cancelled(item, tokens, running.broken_off)
+                if item.request in running.cancelled
+                else self._finish(item, tokens)
+                for item, tokens in zip(step.items, cached, strict=True)
+            )
         except BaseException:
             for item in step.items:
                 self.release(item.request)
@@ -203,9 +210,9 @@ class ModelledEngine:
         self._prefilled.pop(request, None)
 
     def cancel(self, request: RequestId) -> None:
-        for step, cancelled in self._running.values():
-            if any(item.request == request for item in step.items):
-                cancelled.set()
+        for step in self._running.values():
+            if request in step.requests:
+                step.cancel(request)
                 return
         self.release(request)
         self._handed_off.pop(request, None)
@@ -233,13 +240,6 @@ class ModelledEngine:
         if not self._started:
             raise EngineError("the modelled engine was not started")
 
-    def _reserve(self, step: PrefillStep) -> list[int]:
-        """Reserve every item's blocks; returns the cached tokens of each."""
-        reservations = [
-            self._pool.reserve(item.request, step.group, item.chain, len(item.tokens)) for item in step.items
-        ]
-        return [reservation.reused_blocks * self._node.block_tokens for reservation in reservations]
-
     def _step_s(self, step: PrefillStep, cached: Sequence[int]) -> float:
         """Seconds of the clock. A packed step pays the constant d + g(C-1) once (model, 2.1)."""
         costs, degree = self._node.coefficients, step.group.degree
@@ -263,20 +263,13 @@ class ModelledEngine:
             stored=self._pool.commit(item.request),
         )
 
+    def _cancelled(self, item: PrefillItem, cached_tokens: int, broken_off: bool) -> ItemResult:
+        """What is kept of an unwanted request: its blocks if the step ran to its end for the sake of others, else nothing."""
+        computed_tokens = 0 if broken_off else len(item.tokens) - cached_tokens
+        stored = Stored(cached_tokens // self._node.block_tokens, 0) if broken_off else self._pool.commit(item.request)
+        self.release(item.request)
+        return ItemResult(item.request, cached_tokens, computed_tokens, None, stored, "cancelled")
+
     async def _sleep(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
         self._check_alive()
-
-    async def _run_step(self, seconds: float, cancelled: asyncio.Event) -> None:
-        """Sleep, unless the node dies (EngineDied) or the step is cancelled (Cancelled) first."""
-        waits = [
-            asyncio.ensure_future(each) for each in (self._clock.sleep(seconds), self._dead.wait(), cancelled.wait())
-        ]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waits:
-                each.cancel()
-        self._check_alive()
-        if cancelled.is_set():
-            raise Cancelled("the step was cancelled")

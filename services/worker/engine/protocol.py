@@ -26,6 +26,9 @@ from shared.contracts.ids import BlockId, RequestId
 from shared.model.blocks import Tokens
 from shared.model.lattice import Composition, Group
 
+STEP_ITEMS_MAX = 64
+"""Requests in one step. Short prompts are worth packing until they fill the ranks, and a few dozen do."""
+
 
 class EngineError(Exception):
     """What an engine refuses or cannot do."""
@@ -40,11 +43,12 @@ class Busy(EngineError):
 
 
 class OutOfBlocks(EngineError):
-    """The prompt needs more KV blocks than the worker can free. Nothing was stored."""
+    """A prompt of the step needs more KV blocks than the worker can free. The step is refused whole and nothing was stored:
+    pack fewer requests, or release some. What left to make room before that was noticed is named by the next result."""
 
 
 class Cancelled(EngineError):
-    """The request was cancelled at a step boundary. Whole blocks that were finished stay cached."""
+    """The request was cancelled while it was handed off or decoded."""
 
 
 class EngineDied(EngineError):
@@ -102,7 +106,10 @@ class PrefillItem:
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """One engine step of one worker."""
+    """One engine step of one worker: at least one request, at most `STEP_ITEMS_MAX`, none of them twice.
+
+    Items do not see each other's new blocks. A prefix that two of them share and the worker does not hold is computed twice
+    and stored once, so whoever packs a step leaves such requests to the steps after it."""
 
     epoch: int
     group: Group
@@ -120,19 +127,24 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class ItemResult:
-    """One request's share of a step. cached_tokens + computed_tokens = prompt_tokens."""
+    """One request's share of a step. cached_tokens + computed_tokens = prompt_tokens.
+
+    A *cancelled* request has no first token and holds no pins; what was finished of it at the step's end is stored all the
+    same, and its tokens may add up to less."""
 
     request: RequestId
     cached_tokens: int
     computed_tokens: int
-    first_token: Token
+    first_token: Token | None
     stored: Stored
+    outcome: Literal["finished", "cancelled"] = "finished"
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`seconds` is engine time from the step's start to its last result. `evicted` left the worker to make room, before
-    anything of this step was stored; a step that failed leaves its evictions to the worker's next result."""
+    """`items` are in the order of the step's. `seconds` is engine time from the step's start to its last result. `evicted`
+    left the worker to make room, before anything of this step was stored; a step that failed leaves its evictions to the
+    worker's next result."""
 
     items: tuple[ItemResult, ...]
     seconds: float
@@ -193,9 +205,10 @@ class Engine(Protocol):
 
     async def prefill(self, step: PrefillStep) -> StepResult:
         """Run one step: reuse what the worker holds of each chain, compute the rest, store the whole blocks, choose each
-        request's first token.
+        request's first token. A caller that leaves cancels every request of the step.
 
-        Errors: StaleEpoch, Busy, OutOfBlocks, Cancelled, EngineDied. After any of them no item of the step holds pins.
+        Errors: StaleEpoch, Busy, OutOfBlocks, EngineDied, EngineError for a field out of bounds. They are the step's and not
+        an item's: nothing is half done, and no item that was new holds pins.
         """
 
     def cached_blocks(self, group: Group, chain: Sequence[BlockId]) -> int:
@@ -219,7 +232,8 @@ class Engine(Protocol):
         """Drop the request's pins. Unknown requests are ignored, so it is safe to repeat."""
 
     def cancel(self, request: RequestId) -> None:
-        """Stop the request's running step at its next boundary and release it. Unknown requests are ignored."""
+        """Release the request, at the boundary of the step that runs it if there is one. The step's other requests go on.
+        Unknown requests are ignored."""
 
     def health(self) -> Health:
         """Answers at once, from what is known."""

@@ -14,6 +14,7 @@ from services.worker.decider import (
     State,
     abort_job,
     complete,
+    cut_short,
     evolve,
     initial,
     lose,
@@ -123,6 +124,15 @@ class Node(RuleBasedStateMachine):
         ids = tuple(BlockId(bytes([index]) * BLOCK_ID_BYTES) for index in range(gone))
         self.record(complete(self.state, job, Prefilled(result, ids, 0, 1)))
         assert complete(self.state, job, Prefilled(result, ids, 0, 1)) == []
+
+    @rule(rank=st.sampled_from([0, 1, 2]), blocks=st.integers(0, 4))
+    def cancel_in_its_step(self, rank: int, blocks: int) -> None:
+        if (job := self.state.desk.running().get(worker(rank))) is not None:
+            held = self.state.held_blocks.get(job.worker, 0)
+            result = ItemResult(job.key.engine_id, 0, 64, None, Stored(0, blocks), "cancelled")
+            self.record(cut_short(self.state, job, "cancelled", result, ()))
+            assert cut_short(self.state, job, "cancelled", result, ()) == []
+            assert self.state.held_blocks.get(job.worker, 0) == held + blocks, "what was finished stays cached"
 
     @rule(rank=st.sampled_from([0, 1, 2]))
     def break_off(self, rank: int) -> None:

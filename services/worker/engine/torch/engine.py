@@ -1,19 +1,17 @@
 """The torch engine: one process per rank, the KV index here, tensors there. Implements `Engine`; see its rules.
 
-This side has no torch in it. It decides which slots a prompt gets, tells the ranks, and believes what they answer. Limits of
-this version: one request per step, prefilled in one piece, so a cancelled prefill ends with its step and stores nothing.
+This side has no torch in it. It decides which slots a prompt gets, tells the ranks, and believes what they answer.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from services.worker.engine.kv_pool import KvPool, Reservation
 from services.worker.engine.protocol import (
     Busy,
-    Cancelled,
     EngineDescription,
     EngineDied,
     EngineError,
@@ -32,7 +30,7 @@ from services.worker.engine.protocol import (
 from services.worker.engine.torch.checks import check_item, check_sampling, describe
 from services.worker.engine.torch.decode_side import DecodeSide
 from services.worker.engine.torch.kv_layout import KvLayout
-from services.worker.engine.torch.messages import Commit, Done, Prefill, Prefilled, Prepare
+from services.worker.engine.torch.messages import Commit, Done, Part, Prefill, Prefilled, Prepare
 from services.worker.engine.torch.model_config import read_config
 from services.worker.engine.torch.ranks import Ranks
 from services.worker.engine.torch.settings import TorchSettings
@@ -45,10 +43,10 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _Step:
-    """A step that runs. A request that was cancelled meanwhile is released when the step ends."""
+    """A step that runs. Requests that were cancelled meanwhile are released when it ends."""
 
-    request: RequestId
-    cancelled: bool = False
+    requests: frozenset[RequestId]
+    cancelled: set[RequestId] = field(default_factory=set)
 
 
 class TorchEngine:
@@ -165,51 +163,61 @@ class TorchEngine:
             raise StaleEpoch(f"epoch {step.epoch}: the engine serves {self._epoch}")
         if self._adopting or step.group in self._steps:
             raise Busy(f"group {step.group}: {'a switch' if self._adopting else 'a step'} is running")
-        if len(step.items) != 1:
-            raise EngineError(f"items: a step takes 1 request, not {len(step.items)}")
-        item = step.items[0]
-        check_item(item, self._description, self._config.vocab)
-        reservation = self._pool.reserve(item.request, step.group, item.chain, len(item.tokens))
-        running = self._steps[step.group] = _Step(item.request)
+        for item in step.items:
+            check_item(item, self._description, self._config.vocab)
+        reservations = self._pool.reserve_step(step)
+        running = self._steps[step.group] = _Step(frozenset(item.request for item in step.items))
         try:
-            return await _to_the_end(self._run(item, reservation, running))
+            return await _to_the_end(self._run(step, reservations, running))
         except asyncio.CancelledError:
-            self.cancel(item.request)
+            for item in step.items:
+                self.cancel(item.request)
             raise
 
-    async def _run(self, item: PrefillItem, reservation: Reservation, running: _Step) -> StepResult:
+    async def _run(self, step: PrefillStep, reservations: Sequence[Reservation], running: _Step) -> StepResult:
         loop, start_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
         try:
-            token = await self._compute(item, reservation)
-            if running.cancelled:
-                raise Cancelled(f"request {item.request}: cancelled")
+            tokens = await self._compute(step, reservations)
         except BaseException:
-            self._pool.release(item.request)
+            for item in step.items:
+                self._pool.release(item.request)
             raise
         finally:
-            del self._steps[reservation.group]
-        stored = self._pool.commit(item.request)
-        cached_tokens = reservation.reused_blocks * self._settings.block_tokens
-        result = ItemResult(item.request, cached_tokens, len(item.tokens) - cached_tokens, token, stored)
-        return StepResult((result,), loop.time() - start_s, self._pool.take_evicted(reservation.group))
-
-    async def _compute(self, item: PrefillItem, reservation: Reservation) -> Token:
-        suffix = item.tokens[reservation.reused_blocks * self._settings.block_tokens :]
-        command = Prefill(
-            n=next(self._numbers),
-            epoch=self._epoch,
-            prompt_tokens=len(item.tokens),
-            tokens=tuple(suffix.tolist()),
-            slots=reservation.slots,
-            reused_blocks=reservation.reused_blocks,
-            held_blocks=reservation.held_blocks,
-            sampling=item.sampling,
+            del self._steps[step.group]
+        results = tuple(
+            self._finish(item, reservation, None if item.request in running.cancelled else tokens[number])
+            for number, (item, reservation) in enumerate(zip(step.items, reservations, strict=True))
         )
-        ranks = [self._ranks.prefill[rank] for rank in reservation.group.ranks]
+        return StepResult(results, loop.time() - start_s, self._pool.take_evicted(step.group))
+
+    def _finish(self, item: PrefillItem, reservation: Reservation, token: Token | None) -> ItemResult:
+        """Without a token the request was cancelled."""
+        stored = self._pool.commit(item.request)
+        if token is None:
+            self._pool.release(item.request)
+        cached_tokens = reservation.reused_blocks * self._settings.block_tokens
+        computed_tokens = len(item.tokens) - cached_tokens
+        outcome: Literal["finished", "cancelled"] = "cancelled" if token is None else "finished"
+        return ItemResult(item.request, cached_tokens, computed_tokens, token, stored, outcome)
+
+    async def _compute(self, step: PrefillStep, reservations: Sequence[Reservation]) -> dict[int, Token]:
+        """Each item's first token, by its place in the step."""
+        parts = tuple(
+            Part(
+                tokens=tuple(item.tokens[reservation.reused_blocks * self._settings.block_tokens :].tolist()),
+                slots=reservation.slots,
+                reused_blocks=reservation.reused_blocks,
+                held_blocks=reservation.held_blocks,
+                sampling=item.sampling,
+            )
+            for item, reservation in zip(step.items, reservations, strict=True)
+        )
+        command = Prefill(next(self._numbers), self._epoch, parts)
+        ranks = [self._ranks.prefill[rank] for rank in step.group.ranks]
         replies = await asyncio.gather(*(rank.ask(command) for rank in ranks))
-        tokens = [reply.token for reply in replies if isinstance(reply, Prefilled) and reply.token is not None]
-        assert len(tokens) == 1, f"one rank chooses the first token, not {len(tokens)}"
-        return tokens[0]
+        chosen = [pair for reply in replies if isinstance(reply, Prefilled) for pair in reply.tokens]
+        assert sorted(number for number, _ in chosen) == list(range(len(parts))), "one rank chooses each first token"
+        return dict(chosen)
 
     def cached_blocks(self, group: Group, chain: Sequence[BlockId]) -> int:
         """See `Engine.cached_blocks`."""
@@ -241,7 +249,7 @@ class TorchEngine:
         """See `Engine.release`. While a step or a hand-off uses the blocks, it takes effect when that ends."""
         running, reading = self._running(request), self._decode_side.reading(request)
         if running is not None:
-            running.cancelled = True
+            running.cancelled.add(request)
         elif reading is not None:
             reading.add_done_callback(lambda _: self._pool.release(request))
         else:
@@ -253,7 +261,7 @@ class TorchEngine:
         self.release(request)
 
     def _running(self, request: RequestId) -> _Step | None:
-        return next((step for step in self._steps.values() if step.request == request), None)
+        return next((step for step in self._steps.values() if request in step.requests), None)
 
 
 async def _to_the_end(work: Coroutine[Any, Any, _T]) -> _T:

@@ -56,18 +56,24 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefill:
-    """One request's prefill; every rank of the group gets the same. `tokens` is the uncached suffix, and `slots` has one
-    entry per block of the prompt (see `kv_pool.Reservation`)."""
+class Part:
+    """One request of a prefill step. `tokens` is the uncached suffix, and `slots` has one entry per block of the prompt (see
+    `kv_pool.Reservation`)."""
 
-    n: int
-    epoch: int
-    prompt_tokens: int
     tokens: tuple[int, ...]
     slots: tuple[SlotRef, ...]
     reused_blocks: int
     held_blocks: int
     sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """One step; every rank of the group gets the same."""
+
+    n: int
+    epoch: int
+    parts: tuple[Part, ...]
     kind: Literal["prefill"] = "prefill"
 
 
@@ -118,10 +124,11 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """This rank's share is computed and its blocks are written. The rank with the last position chose the first token."""
+    """This rank's share is computed and its blocks are written. The rank with a part's last position chose its first token:
+    `tokens` has (number of the part, token) for those of this rank."""
 
     n: int
-    token: Token | None
+    tokens: tuple[tuple[int, Token], ...]
     kind: Literal["prefilled"] = "prefilled"
 
 

@@ -1,11 +1,16 @@
-"""One rank's part in the prefill of one request: zigzag context parallelism over a cached prefix (paper, section 2).
+"""One rank's part in a prefill step: zigzag context parallelism over a cached prefix (paper, section 2), for one request or a
+packed batch of them, each with a prefix of its own.
 
 Per layer: keys and values of the local tokens, all-gather, restore the order, write the blocks this rank owns, attend from
-the local queries to the cached prefix and the visible suffix. The rank that has the last position chooses the first token.
+the local queries to the cached prefix and the visible suffix. The local tokens of all requests go through the linear layers
+together and through one all-gather; attention takes each request by itself. The rank that has a request's last position
+chooses its first token.
 
 The cached prefix is read from the pools of the ranks that hold it, layer by layer, so a rank needs memory for one layer's
 context only. Shapes as in `kv_memory`.
 """
+
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,70 +19,79 @@ from services.worker.engine.protocol import Token
 from services.worker.engine.torch.attention import CausalMask, attend_causally
 from services.worker.engine.torch.groups import Groups
 from services.worker.engine.torch.kv_memory import KvMemory, plan_of
-from services.worker.engine.torch.messages import Prefill
+from services.worker.engine.torch.messages import Part, Prefill
 from services.worker.engine.torch.model import DTYPES, Model
 from services.worker.engine.torch.sampling import choose
-from services.worker.engine.torch.zigzag import Share, holder_of, runs_alone, share
+from services.worker.engine.torch.zigzag import Share, holder_of, shares
 from shared.model.lattice import Group
 
 
-def prefill(command: Prefill, group: Group, rank: int, model: Model, memory: KvMemory, groups: Groups) -> Token | None:
-    """Run this rank's share; every rank of the group must call it. The first token, on the rank that has the last position.
+def prefill(
+    command: Prefill, group: Group, rank: int, model: Model, memory: KvMemory, groups: Groups
+) -> tuple[tuple[int, Token], ...]:
+    """Run this rank's share; every rank of the group must call it. Returns (number of the part, first token) for the parts
+    whose last position this rank has.
 
-    Errors: StaleSlot if the cached prefix was overwritten, which a pinned prefix never is.
+    Errors: StaleSlot if a cached prefix was overwritten, which a pinned prefix never is.
     """
-    suffix_tokens = len(command.tokens)
-    alone = runs_alone(suffix_tokens, group.degree)
-    if alone and rank != group.first_rank:
-        return None
-    cut = share(suffix_tokens, 1, 0) if alone else share(suffix_tokens, group.degree, rank - group.first_rank)
-    attend = _Attention(command, group, cut, None if alone else groups, _owner(alone, rank), memory)
-    tokens_T = torch.cat([torch.tensor(command.tokens[start:end]) for start, end in cut.spans])
-    positions_T = torch.cat([torch.arange(start, end) for start, end in cut.spans]) + attend.prefix_tokens
-    hidden_TE = model.forward(tokens_T.long(), positions_T, attend)
-    attend.finish()
-    if cut.last_token != suffix_tokens - 1:
-        return None
-    return choose(model.logits(hidden_TE[-1:])[0], command.sampling, command.prompt_tokens)
+    cuts = shares([len(part.tokens) for part in command.parts], group.degree, rank - group.first_rank)
+    parts = [
+        _LocalPart(number, part, cut, group.degree, rank, memory)
+        for number, (part, cut) in enumerate(zip(command.parts, cuts, strict=True))
+        if cut.tokens
+    ]
+    if not parts:
+        return ()  # and so no part is cut: each rank has tokens of a suffix that is
+    tokens_T = torch.cat([part.tokens_T for part in parts])
+    positions_T = torch.cat([part.positions_T for part in parts])
+    hidden_TE = model.forward(tokens_T, positions_T, _Attention(parts, group, groups))
+    for part in parts:
+        part.finish()
+    ends = torch.tensor([part.tokens for part in parts]).cumsum(0).tolist()
+    last = [(part, end - 1) for part, end in zip(parts, ends, strict=True) if part.has_last]
+    if not last:
+        return ()
+    logits_TV = model.logits(hidden_TE[[row for _, row in last]])
+    return tuple((part.number, part.choose(logits_V)) for (part, _), logits_V in zip(last, logits_TV, strict=True))
 
 
-def _owner(alone: bool, rank: int) -> int | None:
-    """Whose blocks a rank writes: its own, or everybody's (None) when it is the only one that computes."""
-    return None if alone else rank
+class _LocalPart:
+    """This rank's share of one request, and one layer's context of it: cached prefix, then suffix."""
 
-
-class _Attention:
-    """What `Model.forward` calls per layer. `groups` is None when this rank computes alone."""
-
-    def __init__(
-        self, command: Prefill, group: Group, cut: Share, groups: Groups | None, owner: int | None, memory: KvMemory
-    ) -> None:
-        self._group, self._share, self._groups, self._memory = group, cut, groups, memory
-        layout, slots = memory.layout, list(enumerate(command.slots))
-        self.prefix_tokens = command.reused_blocks * layout.block_tokens
-        self._prefix = plan_of(slots[: command.reused_blocks])
+    def __init__(self, number: int, part: Part, cut: Share, degree: int, rank: int, memory: KvMemory) -> None:
+        self.number, self.cut, self.tokens = number, cut, cut.tokens
+        self._memory, self._sampling = memory, part.sampling
+        layout, slots = memory.layout, list(enumerate(part.slots))
+        self._prefix_tokens = part.reused_blocks * layout.block_tokens
+        self.end = self._prefix_tokens + len(part.tokens)
+        self.has_last = cut.last_token == len(part.tokens) - 1
+        self.tokens_T = torch.tensor([token for start, end in cut.spans for token in part.tokens[start:end]])
+        self.positions_T = torch.cat([torch.arange(start, end) for start, end in cut.spans]) + self._prefix_tokens
+        self._prefix = plan_of(slots[: part.reused_blocks])
+        # A rank writes its own blocks, and everybody's when it is the only one that computes.
         self._written = plan_of(
-            (depth, ref) for depth, ref in slots[command.held_blocks :] if owner in (None, ref.rank)
+            (depth, ref) for depth, ref in slots[part.held_blocks :] if cut.alone or ref.rank == rank
         )
         memory.check(self._prefix)
         memory.begin_write(self._written)
         # Zeroed, because a partial last block is written whole and equal prompts leave equal bytes.
-        padded_tokens = self.prefix_tokens + 2 * group.degree * cut.chunk_tokens
-        context_tokens = max(padded_tokens, len(slots) * layout.block_tokens)
+        suffix_tokens = len(part.tokens) if cut.alone else 2 * degree * cut.chunk_tokens
+        context_tokens = max(self._prefix_tokens + suffix_tokens, len(slots) * layout.block_tokens)
         shape = (2, context_tokens, layout.kv_heads, layout.head_dim)
         self._context_2SGD = torch.zeros(shape, dtype=DTYPES[layout.dtype])
-        self._mask = CausalMask(self.prefix_tokens + len(command.tokens), DTYPES[layout.dtype])
+        self.suffix_2SGD = self._context_2SGD[:, self._prefix_tokens :]
 
-    def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
-        context_2SGD = self._context_2SGD
-        self._memory.read_layer(self._prefix, layer, context_2SGD)
-        self._place_suffix(torch.stack((k_TGD, v_TGD)))
-        self._memory.write_layer(self._written, layer, context_2SGD)
+    def read(self, layer: int) -> None:
+        self._memory.read_layer(self._prefix, layer, self._context_2SGD)
+
+    def write(self, layer: int) -> None:
+        self._memory.write_layer(self._written, layer, self._context_2SGD)
+
+    def attend(self, q_THD: Tensor, mask: CausalMask) -> Tensor:
         outputs, local = [], 0
-        for start, end in self._share.spans:
-            queries_THD = q_THD[local : local + end - start]
-            keys_SGD, values_SGD = context_2SGD[:, : self.prefix_tokens + end]
-            outputs.append(attend_causally(queries_THD, keys_SGD, values_SGD, self._mask))
+        for start, end in self.cut.spans:
+            keys_SGD, values_SGD = self._context_2SGD[:, : self._prefix_tokens + end]
+            outputs.append(attend_causally(q_THD[local : local + end - start], keys_SGD, values_SGD, mask))
             local += end - start
         return torch.cat(outputs)
 
@@ -86,19 +100,54 @@ class _Attention:
         self._memory.finish_write(self._written)
         self._memory.check(self._prefix)
 
-    def _place_suffix(self, kv_2TGD: Tensor) -> None:
-        """Bring the whole suffix's keys and values into the context, in the order of the sequence."""
-        suffix_2SGD = self._context_2SGD[:, self.prefix_tokens :]
-        if self._groups is None:
-            suffix_2SGD[:, : kv_2TGD.shape[1]] = kv_2TGD
-            return
-        chunk, local = self._share.chunk_tokens, 0
-        # Ranks at the end of the prompt have fewer tokens, but a collective needs equal shapes.
-        padded_22CGD = kv_2TGD.new_zeros((2, 2, chunk, *kv_2TGD.shape[2:]))
-        for half, (start, end) in enumerate(self._share.spans):
-            padded_22CGD[half, :, : end - start] = kv_2TGD[:, local : local + end - start]
-            local += end - start
-        gathered = self._groups.all_gather(self._group, padded_22CGD)
-        for number in range(2 * self._group.degree):
-            index, half = holder_of(number, self._group.degree)
-            suffix_2SGD[:, number * chunk : (number + 1) * chunk] = gathered[index, half]
+    def choose(self, logits_V: Tensor) -> Token:
+        return choose(logits_V, self._sampling, self.end)
+
+
+class _Attention:
+    """What `Model.forward` calls per layer."""
+
+    def __init__(self, parts: Sequence[_LocalPart], group: Group, groups: Groups) -> None:
+        self._parts, self._group, self._groups = parts, group, groups
+        self._lengths = [part.tokens for part in parts]
+        self._gathered_tokens = sum(2 * part.cut.chunk_tokens for part in parts if not part.cut.alone)
+        self._mask = CausalMask(max(part.end for part in parts), parts[0].suffix_2SGD.dtype)
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
+        kvs = torch.split(torch.stack((k_TGD, v_TGD)), self._lengths, dim=1)
+        for part, kv_2TGD in zip(self._parts, kvs, strict=True):
+            part.read(layer)
+            if part.cut.alone:
+                part.suffix_2SGD[:, : part.tokens] = kv_2TGD
+        if self._gathered_tokens:
+            self._exchange(kvs)
+        for part in self._parts:
+            part.write(layer)
+        queries = torch.split(q_THD, self._lengths)
+        return torch.cat([part.attend(q, self._mask) for part, q in zip(self._parts, queries, strict=True)])
+
+    def _exchange(self, kvs: Sequence[Tensor]) -> None:
+        """Bring the whole suffix of every part that was cut into its context, in the order of the sequence."""
+        # Ranks at the end of a prompt have fewer tokens, but a collective needs equal shapes.
+        local_2SGD = kvs[0].new_zeros((2, self._gathered_tokens, *kvs[0].shape[2:]))
+        for part, kv_2TGD, offset in self._cut_parts(kvs):
+            local = 0
+            for half, (start, end) in enumerate(part.cut.spans):
+                padded_2CGD = local_2SGD[:, offset + half * part.cut.chunk_tokens :]
+                padded_2CGD[:, : end - start] = kv_2TGD[:, local : local + end - start]
+                local += end - start
+        gathered = self._groups.all_gather(self._group, local_2SGD)
+        for part, _, offset in self._cut_parts(kvs):
+            chunk = part.cut.chunk_tokens
+            for number in range(2 * self._group.degree):
+                index, half = holder_of(number, self._group.degree)
+                chunk_2CGD = gathered[index, :, offset + half * chunk : offset + (half + 1) * chunk]
+                part.suffix_2SGD[:, number * chunk : (number + 1) * chunk] = chunk_2CGD
+
+    def _cut_parts(self, kvs: Sequence[Tensor]) -> Iterator[tuple[_LocalPart, Tensor, int]]:
+        """(part, its local keys and values, where they begin in the exchange)."""
+        offset = 0
+        for part, kv_2TGD in zip(self._parts, kvs, strict=True):
+            if not part.cut.alone:
+                yield part, kv_2TGD, offset
+                offset += 2 * part.cut.chunk_tokens

@@ -121,8 +121,8 @@ class _PrefillRank:
     def _prefill(self, command: Prefill) -> Reply:
         if command.epoch != self._epoch:
             return Refused(command.n, f"rank {self._rank}: serves epoch {self._epoch}, not {command.epoch}")
-        token = prefill(command, self._group, self._rank, self._model, self._memory, self._groups)
-        return Prefilled(command.n, token)
+        tokens = prefill(command, self._group, self._rank, self._model, self._memory, self._groups)
+        return Prefilled(command.n, tokens)
 
 
 def _serve_decode(control: socket.socket, rank: DecodeRank) -> None:

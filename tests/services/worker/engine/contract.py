@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from services.worker.engine.protocol import (
+    STEP_ITEMS_MAX,
     Busy,
-    Cancelled,
     Engine,
     EngineDied,
     EngineError,
@@ -59,16 +59,17 @@ class Node:
         return block_chain(tokens, self.block_tokens, KEY)
 
     async def prefill(self, group: Group, item: PrefillItem) -> ItemResult:
-        result = await self.engine.prefill(PrefillStep(self.epoch, group, (item,)))
-        return result.items[0]
+        return (await self.prefill_packed(group, item))[0]
+
+    async def prefill_packed(self, group: Group, *items: PrefillItem) -> tuple[ItemResult, ...]:
+        return (await self.engine.prefill(PrefillStep(self.epoch, group, items))).items
 
     async def serve(self, group: Group, tokens: Tokens, new_tokens: int, sampling: Sampling = GREEDY) -> list[int]:
         """The whole life of a request: prefill, hand-off, release, decode."""
         item = self.item(tokens, sampling)
-        result = await self.prefill(group, item)
+        first = first_token(await self.prefill(group, item))
         await self.engine.hand_off(item.request)
         self.engine.release(item.request)
-        first = result.first_token.token
         return [first, *await self.decode(item.request, first, new_tokens - 1, sampling=sampling)]
 
     async def decode(
@@ -80,6 +81,11 @@ class Node:
         sampling: Sampling = GREEDY,
     ) -> list[int]:
         return [token.token async for token in self.engine.decode(request, first, new_tokens, stop, sampling)]
+
+
+def first_token(result: ItemResult) -> int:
+    assert result.first_token is not None, result
+    return result.first_token.token
 
 
 def prompt(length: int, seed: int = 0) -> Tokens:
@@ -157,7 +163,7 @@ class EngineContract:
         node.engine.release(first.request)
         warm = await node.prefill(group, node.item(long))
         assert (warm.cached_tokens, warm.computed_tokens, warm.stored.blocks) == (5 * block, 1, 0)
-        assert warm.first_token.token == cold.first_token.token
+        assert first_token(warm) == first_token(cold)
         branch = np.concatenate([long[: 3 * block], prompt(2 * block, seed=1)])
         branched = await node.prefill(group, node.item(branch))
         assert (branched.cached_tokens, branched.stored.first_depth, branched.stored.blocks) == (3 * block, 3, 2)
@@ -170,7 +176,7 @@ class EngineContract:
         assert warm.cached_tokens == 3 * node.block_tokens
         assert warm.computed_tokens == node.block_tokens
         assert warm.stored.blocks == 0
-        assert warm.first_token.token == cold.first_token.token
+        assert first_token(warm) == first_token(cold)
 
     async def test_blocks_without_an_id_are_computed_and_not_stored(self, node: Node) -> None:
         """The prompt of a request that goes on elsewhere ends with generated tokens, whose blocks have no ids."""
@@ -184,7 +190,88 @@ class EngineContract:
         assert node.engine.cached_blocks(group, whole.chain) == 2
         again = await node.prefill(group, whole)
         assert (again.cached_tokens, again.stored.first_depth) == (2 * node.block_tokens, 2)
-        assert again.first_token.token == first.first_token.token
+        assert first_token(again) == first_token(first)
+
+    @pytest.mark.parametrize("composition", [(1, 1, 1, 1), (2, 2), (4,)])
+    async def test_a_packed_step_gives_each_request_what_a_step_of_its_own_would(
+        self, node: Node, composition: Composition
+    ) -> None:
+        group = (await node.adopt(*composition))[0]
+        block = node.block_tokens
+        lengths = (1, 3 * block + 1, 5, 2 * block, 4 * block - 1)
+        prompts = [prompt(length, seed) for seed, length in enumerate(lengths)]
+        alone = []
+        for tokens in prompts:
+            item = node.item(tokens)
+            alone.append(first_token(await node.prefill(group, item)))
+            node.engine.release(item.request)
+        assert node.engine.cached_blocks(group, node.chain(prompts[1])) == 3
+        (group,) = await node.adopt(4)
+        # Now some of it is cached, and the last two are not.
+        items = [node.item(tokens) for tokens in (*prompts, prompt(3 * block, seed=8), prompt(3, seed=9))]
+        held = [node.engine.cached_blocks(group, item.chain) for item in items]
+        results = await node.prefill_packed(group, *items)
+        assert [result.request for result in results] == [item.request for item in items]
+        assert [first_token(result) for result in results[: len(alone)]] == alone
+        for item, result, blocks in zip(items, results, held, strict=True):
+            assert result.cached_tokens == min(blocks, (len(item.tokens) - 1) // block) * block
+            assert result.cached_tokens + result.computed_tokens == len(item.tokens)
+            assert (result.stored.first_depth, result.stored.blocks) == (blocks, len(item.chain) - blocks)
+            assert node.engine.cached_blocks(group, item.chain) == len(item.chain)
+
+    async def test_a_prefix_that_two_requests_of_a_step_share_is_stored_once(self, node: Node) -> None:
+        (group,) = await node.adopt(4)
+        block = node.block_tokens
+        stem = prompt(3 * block)
+        items = [node.item(np.concatenate([stem, prompt(2 * block + 1, seed)])) for seed in (1, 2)]
+        first, second = await node.prefill_packed(group, *items)
+        assert (first.cached_tokens, second.cached_tokens) == (0, 0)
+        assert (first.stored.first_depth, first.stored.blocks) == (0, 5)
+        assert (second.stored.first_depth, second.stored.blocks) == (3, 2)
+        assert sum(len(run) for _, run in node.engine.resident(group).runs) == 7
+        for item, result in zip(items, (first, second), strict=True):
+            alone = await node.serve(group, item.tokens, 6)
+            await node.engine.hand_off(item.request)
+            assert [first_token(result), *await node.decode(item.request, first_token(result), 5)] == alone
+
+    async def test_a_step_is_refused_whole_if_one_prompt_has_no_room(self, node: Node) -> None:
+        group = (await node.adopt(1, 1, 2))[0]
+        blocks, block = node.engine.describe().blocks_per_rank, node.block_tokens
+        items = [node.item(prompt(length * block, seed)) for seed, length in enumerate((1, blocks - 2, 2))]
+        with pytest.raises(OutOfBlocks):
+            await node.prefill_packed(group, *items)
+        assert node.engine.resident(group).runs == ()
+        await node.prefill_packed(group, *items[:2])
+        for item in items[:2]:
+            node.engine.release(item.request)
+        await node.prefill(group, items[2])
+
+    async def test_a_step_of_no_request_too_many_or_one_twice_is_refused(self, node: Node) -> None:
+        (group,) = await node.adopt(4)
+        item = node.item(prompt(5))
+        for items in [
+            (),
+            (item, node.item(prompt(5)), item),
+            tuple(node.item(prompt(1)) for _ in range(STEP_ITEMS_MAX + 1)),
+        ]:
+            with pytest.raises(EngineError):
+                await node.prefill_packed(group, *items)
+        await node.prefill(group, item)
+
+    async def test_the_others_of_a_step_go_on_when_one_is_cancelled(self, node: Node) -> None:
+        (group,) = await node.adopt(4)
+        block = node.block_tokens
+        items = [node.item(prompt(3 * block + 1, seed)) for seed in range(3)]
+        alone = [first_token(await node.prefill(group, node.item(item.tokens))) for item in items]
+        running = asyncio.create_task(node.prefill_packed(group, *items))
+        await asyncio.sleep(0)
+        node.engine.cancel(items[1].request)
+        results = await running
+        assert [result.outcome for result in results] == ["finished", "cancelled", "finished"]
+        assert [first_token(results[0]), results[1].first_token, first_token(results[2])] == [alone[0], None, alone[2]]
+        with pytest.raises(EngineError):
+            await node.engine.hand_off(items[1].request)
+        await node.engine.hand_off(items[2].request)
 
     async def test_resident_lists_parents_before_children(self, node: Node) -> None:
         (group,) = await node.adopt(4)
@@ -257,8 +344,9 @@ class EngineContract:
         running = asyncio.create_task(node.prefill(group, item))
         await asyncio.sleep(0)
         node.engine.cancel(item.request)
-        with pytest.raises(Cancelled):
-            await running
+        result = await running
+        assert (result.outcome, result.first_token) == ("cancelled", None)
+        assert node.engine.cached_blocks(group, item.chain) == result.stored.blocks
         await node.prefill(group, node.item(prompt(length, seed=1)))
 
     async def test_a_caller_that_leaves_a_prefill_leaves_nothing_pinned(self, node: Node) -> None:
@@ -315,11 +403,11 @@ class EngineContract:
         seen: list[list[int]] = []
         for _ in range(3):
             await node.engine.hand_off(item.request)
-            decoding = node.engine.decode(item.request, result.first_token.token, 20, frozenset(), GREEDY)
+            decoding = node.engine.decode(item.request, first_token(result), 20, frozenset(), GREEDY)
             async with aclosing(decoding):
                 seen.append([(await anext(decoding)).token for _ in range(4)])
             with pytest.raises(EngineError):
-                await node.decode(item.request, result.first_token.token, 20)
+                await node.decode(item.request, first_token(result), 20)
         assert seen[0] == seen[1] == seen[2]
 
     async def test_sequences_decode_side_by_side_and_beside_prefill(self, node: Node) -> None:
@@ -341,7 +429,7 @@ class EngineContract:
             except Busy:
                 await asyncio.sleep(0.002 * (turn + 1))
         await node.engine.hand_off(item.request)
-        first = result.first_token.token
+        first = first_token(result)
         return [first, *await node.decode(item.request, first, 7)]
 
     async def test_sampling_depends_on_the_seed_and_nothing_else(self, node: Node) -> None:
@@ -367,7 +455,7 @@ class EngineContract:
         item = node.item(prompt(10), Sampling(logprobs=3))
         result = await node.prefill(group, item)
         assert len(result.first_token.logprobs) == 4
-        assert result.first_token.logprobs[0][0] == result.first_token.token
+        assert result.first_token.logprobs[0][0] == first_token(result)
         assert len({token for token, _ in result.first_token.logprobs}) == 4
         assert all(logprob <= 0 for _, logprob in result.first_token.logprobs)
 
@@ -382,13 +470,13 @@ class EngineContract:
         (merged,) = await node.adopt(4)
         results = [await node.prefill(merged, node.item(each)) for each in (a, b)]
         assert [each.cached_tokens for each in results] == [6 * block, 5 * block]
-        assert [each.first_token.token for each in results] == [each.token for each in tokens]
+        assert [first_token(each) for each in results] == [each.token for each in tokens]
         await node.adopt(1, 1, 1, 1)
         assert [node.engine.cached_blocks(Group(rank, 1), node.chain(a)) for rank in range(4)] == [1, 0, 0, 0]
         (merged,) = await node.adopt(4)
         assert node.engine.cached_blocks(merged, node.chain(a)) == 6
         again = await node.prefill(merged, node.item(a))
-        assert again.first_token.token == tokens[0].token
+        assert first_token(again) == tokens[0].token
 
     async def test_hand_off_reads_right_through_a_switch(self, node: Node) -> None:
         (group,) = await node.adopt(4)
@@ -398,7 +486,7 @@ class EngineContract:
         result = await node.prefill(group, item)
         await node.adopt(1, 1, 2)
         await node.engine.hand_off(item.request)
-        assert await node.decode(item.request, result.first_token.token, 5) == generated[1:]
+        assert await node.decode(item.request, first_token(result), 5) == generated[1:]
 
     async def test_releasing_or_cancelling_the_unknown_is_ignored(self, node: Node) -> None:
         await node.adopt(4)

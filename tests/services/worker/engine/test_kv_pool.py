@@ -2,13 +2,14 @@
 
 from hashlib import blake2b
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from services.worker.engine.kv_pool import KvPool
-from services.worker.engine.protocol import EngineError, OutOfBlocks
+from services.worker.engine.protocol import EngineError, OutOfBlocks, PrefillItem, PrefillStep, Stored
 from shared.contracts.ids import BlockId, RequestId
 from shared.model.lattice import Group, groups_of
 
@@ -84,11 +85,16 @@ class PoolMachine(RuleBasedStateMachine):
     def commit(self, name: RequestId) -> RequestId:
         reservation = self.pool.reservation(name)
         assert reservation is not None
+        before = self.pool.cached_blocks(reservation.group, reservation.chain)
         for ref, block in list(zip(reservation.slots, reservation.chain, strict=False))[reservation.held_blocks :]:
             self.memory[ref.rank, ref.index] = (ref.generation, block)
         report = self.pool.commit(name)
         self.running.remove(name)
-        assert report.first_depth + report.blocks == len(reservation.chain)
+        assert (report.first_depth, report.blocks) == (before, len(reservation.chain) - before)
+        committed = self.pool.reservation(name)
+        assert committed is not None
+        for ref, block in zip(committed.slots, committed.chain, strict=False):
+            assert self.memory[ref.rank, ref.index] == (ref.generation, block)
         assert self.pool.cached_blocks(reservation.group, reservation.chain) == len(reservation.chain)
         return name
 
@@ -221,6 +227,40 @@ def test_pins_outlive_a_switch_and_an_eviction_of_their_parents() -> None:
     pool.release(request(1))
     pool.reserve(request(2), Group(1, 1), chain_of("x"), BLOCK_TOKENS)
     pool.check()
+
+
+def step(group: Group, *texts: str) -> PrefillStep:
+    items = tuple(
+        PrefillItem(request(text), np.zeros(len(text) * BLOCK_TOKENS, dtype=np.uint32), tuple(chain_of(text)))
+        for text in texts
+    )
+    return PrefillStep(1, group, items)
+
+
+def test_a_step_is_reserved_whole_or_not_at_all() -> None:
+    pool = pool_of((1,), blocks_per_rank=4)
+    stored(pool, "old", Group(0, 1), "wxyz")
+    with pytest.raises(OutOfBlocks, match="request rcd: rank 0 needs 2 blocks and can free 1"):
+        pool.reserve_step(step(Group(0, 1), "abe", "cd"))
+    assert pool.counts(0) == (3, 1, 0)
+    assert pool.take_evicted(Group(0, 1)) == tuple(reversed(chain_of("wxyz")[1:]))
+    assert [each.request for each in pool.reserve_step(step(Group(0, 1), "ab", "cd"))] == [request("ab"), request("cd")]
+    pool.check()
+
+
+def test_the_second_of_two_equal_blocks_gives_its_slot_back() -> None:
+    pool = pool_of((2,))
+    pool.reserve_step(step(Group(0, 2), "abc", "abx"))
+    assert pool.commit(request("abc")) == Stored(0, 3)
+    assert pool.commit(request("abx")) == Stored(2, 1)
+    assert [pool.counts(rank) for rank in range(2)] == [(1, 0, 3), (3, 0, 1)]
+    first, second = (pool.reservation(request(name)) for name in ("abc", "abx"))
+    assert first is not None
+    assert second is not None
+    assert first.slots[:2] == second.slots[:2]
+    pool.release(request("abc"))
+    pool.check()
+    assert [pool.counts(rank)[1] for rank in range(2)] == [1, 0], "the parents of x are pinned still"
 
 
 def test_refusals_name_what_is_wrong() -> None:

@@ -45,14 +45,22 @@ class Prober:
         await self.engine.adopt(self.epoch, composition)
 
     async def prefill(self, group: Group, tokens: np.ndarray, salt: str = "", keep: bool = False) -> ItemResult:
-        self.count += 1
-        request = RequestId(f"r{self.count}")
-        chain = tuple(block_chain(tokens, BLOCK, salt.encode()))
-        step = PrefillStep(self.epoch, group, (PrefillItem(request, tokens, chain, ALL),))
-        result = (await self.engine.prefill(step)).items[0]
+        return (await self.prefill_packed(group, [(tokens, salt)], keep))[0]
+
+    async def prefill_packed(
+        self, group: Group, prompts: list[tuple[np.ndarray, str]], keep: bool = False
+    ) -> tuple[ItemResult, ...]:
+        """One step for all of the (tokens, salt)."""
+        items = []
+        for tokens, salt in prompts:
+            self.count += 1
+            chain = tuple(block_chain(tokens, BLOCK, salt.encode()))
+            items.append(PrefillItem(RequestId(f"r{self.count}"), tokens, chain, ALL))
+        results = (await self.engine.prefill(PrefillStep(self.epoch, group, tuple(items)))).items
         if not keep:
-            self.engine.release(request)
-        return result
+            for item in items:
+                self.engine.release(item.request)
+        return results
 
     async def logprobs(self, group: Group, tokens: np.ndarray, salt: str = "") -> np.ndarray:
         return dense((await self.prefill(group, tokens, salt)).first_token.logprobs)
@@ -156,6 +164,38 @@ async def test_bfloat16_is_as_good_as_that_of_transformers(tmp_path: Path, probi
         await prober.adopt(1, 1, 2, 4)
         for group in (Group(0, 1), Group(2, 2), Group(4, 4)):
             assert np.abs(await prober.logprobs(group, prompt(300)) - exact).max() <= allowed
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4, 8])
+async def test_packed_requests_are_those_of_the_references(
+    family: tuple[Path, References], degree: int, probing: Probing
+) -> None:
+    """Every length in one step, each with a cached prefix of its own."""
+    model_dir, references = family
+    tokens, group = prompt(max(LENGTHS)), Group(8 - degree, degree)
+    worst, worst_transformers = 0.0, 0.0
+    async with probing(model_dir) as prober:
+        await prober.adopt(*(8 // degree * (degree,)))
+        # One worker of degree 1 has no room for all of them at once.
+        for lengths in (LENGTHS[::2], LENGTHS[1::2]) if degree == 1 else (LENGTHS,):
+            cached = [list(hits(length).values())[turn % 3] for turn, length in enumerate(lengths)]
+            for length, blocks in zip(lengths, cached, strict=True):
+                if blocks:
+                    donor = np.concatenate([tokens[: blocks * BLOCK], prompt(5, seed=1)])
+                    await prober.prefill(group, donor, f"{length}")
+            results = await prober.prefill_packed(group, [(tokens[:length], f"{length}") for length in lengths])
+            assert [result.cached_tokens for result in results] == [blocks * BLOCK for blocks in cached]
+            for length, result in zip(lengths, results, strict=True):
+                assert result.first_token is not None
+                exact, reference = references.exact[length - 1], references.transformers[length]
+                found = dense(result.first_token.logprobs)
+                assert np.abs(found - reference).max() <= DIFFERENCE_MAX, f"{length} tokens"
+                worst = max(worst, np.abs(found - exact).max())
+                worst_transformers = max(worst_transformers, np.abs(reference - exact).max())
+                second, first = np.sort(exact)[-2:]
+                if first - second > DIFFERENCE_MAX:
+                    assert result.first_token.token == exact.argmax()
+    assert worst <= 2 * worst_transformers, f"off by {worst:.2e}, transformers by {worst_transformers:.2e}"
 
 
 @pytest.mark.parametrize("degree", [1, 2, 4, 8])

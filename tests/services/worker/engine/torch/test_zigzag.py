@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.engine.torch.zigzag import holder_of, runs_alone, share
+from services.worker.engine.torch.zigzag import holder_of, runs_alone, share, shares
 from shared.model.cost import attended_pairs
 from shared.model.lattice import DEGREES
 
@@ -41,6 +41,22 @@ def test_the_last_chunk_may_be_empty() -> None:
     cut = share(17, 8, 0)
     assert (cut.chunk_tokens, cut.spans, cut.tokens, cut.last_token) == (2, ((0, 2), (17, 17)), 2, 1)
     assert share(1, 1, 0).spans == ((0, 1), (1, 1))
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=12), degrees)
+def test_a_packed_step_computes_every_token_once(suffixes: list[int], degree: int) -> None:
+    ranks = [shares(suffixes, degree, index) for index in range(degree)]
+    for number, tokens in enumerate(suffixes):
+        cuts = [rank[number] for rank in ranks]
+        computed = [token for cut in cuts for start, end in cut.spans for token in range(start, end)]
+        assert sorted(computed) == list(range(tokens))
+        if runs_alone(tokens, degree):
+            assert sorted(cut.tokens for cut in cuts) == [0] * (degree - 1) + [tokens]
+        else:
+            assert cuts == [share(tokens, degree, index) for index in range(degree)], "as if it were by itself"
+            assert all(cut.tokens for cut in cuts), "a collective needs every rank"
+    lone = [sum(cut.tokens > 0 for cut in rank if cut.alone) for rank in ranks]
+    assert max(lone) - min(lone) <= 1
 
 
 def test_short_suffixes_run_alone() -> None:
