@@ -111,7 +111,8 @@ class StepLoop:
 
     def _finish(self, job: Job, result: StepResult, queue_us: int) -> None:
         item = result.items[0]
-        if item.first_token is None:
+        assert item.outcome != "unfinished", "this loop gives an engine whole prompts"
+        if item.outcome == "cancelled":
             reason = job.stop or "cancelled"
             self._ports.outbox.record(cut_short(self._ports.state, job, reason, item, result.evicted), of_job(job))
             self._effects.aborted(job, reason)

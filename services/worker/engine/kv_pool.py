@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from services.worker.engine.holder import Holder, Slot
-from services.worker.engine.protocol import STEP_ITEMS_MAX, EngineError, OutOfBlocks, PrefillStep, Resident, Stored
+from services.worker.engine.protocol import EngineError, OutOfBlocks, Resident, Stored
 from shared.contracts.ids import BlockId, RequestId
 from shared.model.blocks import reusable_tokens
 from shared.model.lattice import Composition, Group, groups_of
@@ -76,17 +76,20 @@ class KvPool:
         self._workers: dict[Group, Holder] = {}
         self._group_of: list[Group] = []
         self._reservations: dict[RequestId, Reservation] = {}
-        self._uncommitted: set[RequestId] = set()
+        self._unfinished: set[RequestId] = set()
         self._evicted: dict[Group, list[BlockId]] = {}
 
     # --- geometry
 
     def adopt(self, composition: Composition) -> None:
-        """Regroup the ranks. Blocks, pins and slots stay as they are. ValueError for a composition of other ranks."""
+        """Regroup the ranks. Blocks, pins and slots stay as they are, but for requests that are unfinished: those are
+        released, because their slots for the rest are placed for their old worker. ValueError for a composition of other
+        ranks. Only while no step runs."""
         groups = groups_of(composition)
         if sum(composition) != len(self._slots):
             raise ValueError(f"composition {composition}: covers {sum(composition)} of {len(self._slots)} ranks")
-        assert not self._uncommitted, f"adopt between steps only, but {self._uncommitted} are being computed"
+        for request in tuple(self._unfinished):
+            self.release(request)
         self._workers = {
             group: Holder.of(slot for rank in group.ranks for slot in self._slots[rank]) for group in groups
         }
@@ -113,29 +116,23 @@ class KvPool:
         """The request's slots while it is pinned."""
         return self._reservations.get(request)
 
+    def finished(self, request: RequestId) -> Reservation | None:
+        """The same, if the whole prompt is computed."""
+        return None if request in self._unfinished else self._reservations.get(request)
+
     # --- one request's life: reserve, commit, release
 
-    def reserve_step(self, step: PrefillStep) -> list[Reservation]:
-        """`reserve` for every request of a step, or for none of them. Errors as there, and for too many or no requests."""
-        if not 1 <= len(step.items) <= STEP_ITEMS_MAX:
-            raise EngineError(f"items: {len(step.items)} requests; a step has 1 to {STEP_ITEMS_MAX}")
-        reserved: list[Reservation] = []
-        try:
-            for item in step.items:
-                reserved.append(self.reserve(item.request, step.group, item.chain, len(item.tokens)))
-        except EngineError:
-            for reservation in reserved:
-                self.release(reservation.request)
-            raise
-        return reserved
-
     def reserve(self, request: RequestId, group: Group, chain: Sequence[BlockId], prompt_tokens: int) -> Reservation:
-        """Pin what the worker holds of the prompt and take slots for the rest, evicting if it must.
+        """Pin what the worker holds of the prompt and take slots for the rest, evicting if it must. An unfinished request
+        keeps its slots, but for those whose blocks have come from elsewhere meanwhile.
 
-        Errors: OutOfBlocks if even eviction cannot make room, EngineError if the request is pinned already or the group
-        is no worker. After an error nothing has changed.
+        Errors: OutOfBlocks if even eviction cannot make room, EngineError if the request is finished and pinned, if its
+        prompt or worker is another one than when it was begun, or if the group is no worker. After an error nothing has
+        changed.
         """
         worker = self._worker(group)
+        if request in self._unfinished:
+            return self._resume(request, group, tuple(chain), prompt_tokens)
         if request in self._reservations:
             raise EngineError(f"request {request}: its KV is already reserved; release it first")
         held_blocks = self.cached_blocks(group, chain)
@@ -155,24 +152,41 @@ class KvPool:
             prompt_tokens=prompt_tokens,
             chain=tuple(chain),
             slots=tuple(map(_ref, (*held, *fresh))),
-            reused_blocks=reusable_tokens(held_blocks, self.block_tokens, prompt_tokens) // self.block_tokens,
+            reused_blocks=self._reusable_blocks(held_blocks, prompt_tokens),
             held_blocks=held_blocks,
         )
         self._reservations[request] = reservation
-        self._uncommitted.add(request)
+        self._unfinished.add(request)
         return reservation
 
-    def commit(self, request: RequestId) -> Stored:
-        """The request's whole blocks are computed: from now on the worker holds them. They stay pinned."""
-        reservation = self._reservations[request] = self._take_over(self._reservations[request])
-        self._uncommitted.remove(request)
-        worker = self._worker(reservation.group)
-        for depth in range(reservation.held_blocks, len(reservation.chain)):
+    def _reusable_blocks(self, held_blocks: int, prompt_tokens: int) -> int:
+        return reusable_tokens(held_blocks, self.block_tokens, prompt_tokens) // self.block_tokens
+
+    def _resume(self, request: RequestId, group: Group, chain: tuple[BlockId, ...], prompt_tokens: int) -> Reservation:
+        begun = self._reservations[request]
+        if (begun.group, begun.chain, begun.prompt_tokens) != (group, chain, prompt_tokens):
+            raise EngineError(f"request {request}: was begun with another prompt or at {begun.group}; release it first")
+        begun = self._take_over(begun)
+        reused_blocks = self._reusable_blocks(begun.held_blocks, prompt_tokens)
+        self._reservations[request] = resumed = replace(begun, reused_blocks=reused_blocks)
+        return resumed
+
+    def commit(self, request: RequestId, computed_tokens: int) -> Stored:
+        """The prompt is computed up to `computed_tokens`, its end or a multiple of the block size: from now on the worker
+        holds the whole blocks so far. They stay pinned, as does the room for the rest."""
+        reservation = self._take_over(self._reservations[request])
+        worker, first = self._worker(reservation.group), reservation.held_blocks
+        whole_blocks = computed_tokens // self.block_tokens
+        named = range(first, min(whole_blocks, len(reservation.chain)))
+        for depth in named:
             slot = self._slot(reservation.slots[depth])
             slot.block, slot.depth = reservation.chain[depth], depth
             slot.parent = reservation.chain[depth - 1] if depth else None
             worker.hold(slot)
-        return Stored(reservation.held_blocks, len(reservation.chain) - reservation.held_blocks)
+        self._reservations[request] = replace(reservation, held_blocks=max(first, whole_blocks))
+        if computed_tokens == reservation.prompt_tokens:
+            self._unfinished.remove(request)
+        return Stored(first, len(named))
 
     def _take_over(self, reservation: Reservation) -> Reservation:
         """Exchange the request's own slots for blocks that another request has stored since (rule 7)."""
@@ -185,10 +199,10 @@ class KvPool:
         return replace(reservation, slots=slots, held_blocks=until)
 
     def release(self, request: RequestId) -> None:
-        """Drop the request's pins; what it never committed is free again. Unknown requests are ignored."""
+        """Drop the request's pins; what was never committed of it is free again. Unknown requests are ignored."""
         reservation = self._reservations.pop(request, None)
         if reservation is not None:
-            self._uncommitted.discard(request)
+            self._unfinished.discard(request)
             self._unpin([self._slot(ref) for ref in reservation.slots])
 
     def take_evicted(self, group: Group) -> tuple[BlockId, ...]:

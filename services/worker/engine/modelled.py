@@ -22,16 +22,15 @@ from services.worker.engine.protocol import (
     HandedOff,
     Health,
     ItemResult,
-    PrefillItem,
     PrefillStep,
     RankAdopted,
     Resident,
     Sampling,
     StaleEpoch,
     StepResult,
-    Stored,
     Token,
 )
+from services.worker.engine.step_items import Reserved, cancel, finish, reserve
 from shared.contracts.ids import BlockId, RequestId
 from shared.model.cost import US_PER_S, Coefficients
 from shared.model.lattice import DEGREES, Composition, Group
@@ -145,16 +144,16 @@ class ModelledEngine:
             raise Busy(f"prefill: the worker at rank {step.group.first_rank} runs a step or adopts")
         running = RunningStep(frozenset(item.request for item in step.items))
         began_ns = self._clock.monotonic_ns()
-        cached = [reserved.reused_blocks * self._node.block_tokens for reserved in self._pool.reserve_step(step)]
+        items = reserve(self._pool, step)
         self._running[step.group] = running
         try:
-            await running.run(self._clock, self._step_s(step, cached), self._dead)
+            await running.run(self._clock, self._step_s(step.group.degree, items), self._dead)
             self._check_alive()
             results = tuple(
-                self._cancelled(item, tokens, running.broken_off)
-                if item.request in running.cancelled
-                else self._finish(item, tokens)
-                for item, tokens in zip(step.items, cached, strict=True)
+                cancel(self._pool, reserved, computed=not running.broken_off)
+                if reserved.item.request in running.cancelled
+                else self._finish(reserved)
+                for reserved in items
             )
         except BaseException:
             for item in step.items:
@@ -240,35 +239,25 @@ class ModelledEngine:
         if not self._started:
             raise EngineError("the modelled engine was not started")
 
-    def _step_s(self, step: PrefillStep, cached: Sequence[int]) -> float:
+    def _step_s(self, degree: int, items: Sequence[Reserved]) -> float:
         """Seconds of the clock. A packed step pays the constant d + g(C-1) once (model, 2.1)."""
-        costs, degree = self._node.coefficients, step.group.degree
+        costs = self._node.coefficients
         constant_us = costs.prefill_us(degree, 0, 0)
         shares_us = [
-            costs.prefill_us(degree, len(item.tokens) - tokens, tokens) - constant_us
-            for item, tokens in zip(step.items, cached, strict=True)
+            costs.prefill_us(degree, each.end_tokens - each.cached_tokens, each.cached_tokens) - constant_us
+            for each in items
         ]
         noise = max(NOISE_MIN, self._chance.gauss(1.0, self._node.noise_sd))
         seconds = (constant_us + sum(shares_us)) / US_PER_S
         return seconds * noise * self._node.straggler / self._node.speedup
 
-    def _finish(self, item: PrefillItem, cached_tokens: int) -> ItemResult:
+    def _finish(self, reserved: Reserved) -> ItemResult:
+        if not reserved.ends_prompt:
+            return finish(self._pool, reserved, None)
+        item = reserved.item
         context = Said(item.tokens.astype("<u4", copy=False).tobytes())
         self._prefilled[item.request] = _Prefilled(len(item.tokens), context)
-        return ItemResult(
-            request=item.request,
-            cached_tokens=cached_tokens,
-            computed_tokens=len(item.tokens) - cached_tokens,
-            first_token=context.next(item.sampling, self._node.vocabulary),
-            stored=self._pool.commit(item.request),
-        )
-
-    def _cancelled(self, item: PrefillItem, cached_tokens: int, broken_off: bool) -> ItemResult:
-        """What is kept of an unwanted request: its blocks if the step ran to its end for the sake of others, else nothing."""
-        computed_tokens = 0 if broken_off else len(item.tokens) - cached_tokens
-        stored = Stored(cached_tokens // self._node.block_tokens, 0) if broken_off else self._pool.commit(item.request)
-        self.release(item.request)
-        return ItemResult(item.request, cached_tokens, computed_tokens, None, stored, "cancelled")
+        return finish(self._pool, reserved, context.next(item.sampling, self._node.vocabulary))
 
     async def _sleep(self, seconds: float) -> None:
         await self._clock.sleep(seconds)

@@ -14,7 +14,10 @@ routers or of the log. Rules for every engine:
     parent, eviction goes leaf first.
 5.  The KV of a finished prefill stays pinned until `release`, so a hand-off may read it right through an eviction, a later
     prefill or a switch of geometry.
-6.  `EngineDied` means that ranks are gone. The engine is of no more use: close it, start a new one, register the node
+6.  A prompt may take several steps (`PrefillItem.until`), and other requests may have the steps between them. The first step
+    takes the KV blocks of the whole prompt, so a prompt that was begun can end; they stay pinned until `release`. `adopt`
+    drops the pins of unfinished prompts: such a request goes on, at any worker of the new geometry, from what that holds.
+7.  `EngineDied` means that ranks are gone. The engine is of no more use: close it, start a new one, register the node
     under a new incarnation.
 """
 
@@ -96,12 +99,16 @@ class Token:
 @dataclass(frozen=True, slots=True)
 class PrefillItem:
     """One request of a step. `chain` holds the ids of the prompt's whole blocks, or of the leading ones: a request that goes
-    on elsewhere has generated tokens at the end of its prompt, and nobody has named their blocks. Those are not stored."""
+    on elsewhere has generated tokens at the end of its prompt, and nobody has named their blocks. Those are not stored.
+
+    `until` is how far the step takes the prompt: to its end if None, else to this many tokens, a multiple of the block size
+    below the prompt's length. The request's next step is given the same tokens and chain, and goes on from there."""
 
     request: RequestId
     tokens: Tokens
     chain: tuple[BlockId, ...]
     sampling: Sampling = Sampling()
+    until: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +134,18 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class ItemResult:
-    """One request's share of a step. cached_tokens + computed_tokens = prompt_tokens.
+    """One request's share of a step. `cached_tokens` of its prompt were there before, from other requests or earlier steps,
+    and with `computed_tokens` they are how far it is now.
 
-    A *cancelled* request has no first token and holds no pins; what was finished of it at the step's end is stored all the
-    same, and its tokens may add up to less."""
+    *finished*: that is the whole prompt, and there is a first token. *unfinished*: another step is to go on; the whole
+    blocks so far are stored. *cancelled*: it holds no pins; whole blocks that this step finished are stored all the same."""
 
     request: RequestId
     cached_tokens: int
     computed_tokens: int
     first_token: Token | None
     stored: Stored
-    outcome: Literal["finished", "cancelled"] = "finished"
+    outcome: Literal["finished", "unfinished", "cancelled"] = "finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +212,11 @@ class Engine(Protocol):
         """
 
     async def prefill(self, step: PrefillStep) -> StepResult:
-        """Run one step: reuse what the worker holds of each chain, compute the rest, store the whole blocks, choose each
-        request's first token. A caller that leaves cancels every request of the step.
+        """Run one step: reuse what the worker holds of each chain, compute the rest or as much as asked, store the whole
+        blocks, choose the first token of each prompt that is finished. A caller that leaves cancels every request of the step.
 
         Errors: StaleEpoch, Busy, OutOfBlocks, EngineDied, EngineError for a field out of bounds. They are the step's and not
-        an item's: nothing is half done, and no item that was new holds pins.
+        an item's: nothing is half done, items that were new hold no pins, and unfinished ones are as they were.
         """
 
     def cached_blocks(self, group: Group, chain: Sequence[BlockId]) -> int:

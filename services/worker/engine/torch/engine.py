@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from services.worker.engine.kv_pool import KvPool, Reservation
+from services.worker.engine.kv_pool import KvPool
 from services.worker.engine.protocol import (
     Busy,
     EngineDescription,
@@ -17,8 +17,6 @@ from services.worker.engine.protocol import (
     EngineError,
     HandedOff,
     Health,
-    ItemResult,
-    PrefillItem,
     PrefillStep,
     RankAdopted,
     Resident,
@@ -27,6 +25,7 @@ from services.worker.engine.protocol import (
     StepResult,
     Token,
 )
+from services.worker.engine.step_items import Reserved, cancel, finish, reserve
 from services.worker.engine.torch.checks import check_item, check_sampling, describe
 from services.worker.engine.torch.decode_side import DecodeSide
 from services.worker.engine.torch.kv_layout import KvLayout
@@ -165,19 +164,19 @@ class TorchEngine:
             raise Busy(f"group {step.group}: {'a switch' if self._adopting else 'a step'} is running")
         for item in step.items:
             check_item(item, self._description, self._config.vocab)
-        reservations = self._pool.reserve_step(step)
+        items = reserve(self._pool, step)
         running = self._steps[step.group] = _Step(frozenset(item.request for item in step.items))
         try:
-            return await _to_the_end(self._run(step, reservations, running))
+            return await _to_the_end(self._run(step, items, running))
         except asyncio.CancelledError:
             for item in step.items:
                 self.cancel(item.request)
             raise
 
-    async def _run(self, step: PrefillStep, reservations: Sequence[Reservation], running: _Step) -> StepResult:
+    async def _run(self, step: PrefillStep, items: Sequence[Reserved], running: _Step) -> StepResult:
         loop, start_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
         try:
-            tokens = await self._compute(step, reservations)
+            tokens = await self._compute(step.group, items)
         except BaseException:
             for item in step.items:
                 self._pool.release(item.request)
@@ -185,39 +184,32 @@ class TorchEngine:
         finally:
             del self._steps[step.group]
         results = tuple(
-            self._finish(item, reservation, None if item.request in running.cancelled else tokens[number])
-            for number, (item, reservation) in enumerate(zip(step.items, reservations, strict=True))
+            cancel(self._pool, reserved, computed=True)
+            if reserved.item.request in running.cancelled
+            else finish(self._pool, reserved, tokens.get(number))
+            for number, reserved in enumerate(items)
         )
         return StepResult(results, loop.time() - start_s, self._pool.take_evicted(step.group))
 
-    def _finish(self, item: PrefillItem, reservation: Reservation, token: Token | None) -> ItemResult:
-        """Without a token the request was cancelled."""
-        stored = self._pool.commit(item.request)
-        if token is None:
-            self._pool.release(item.request)
-        cached_tokens = reservation.reused_blocks * self._settings.block_tokens
-        computed_tokens = len(item.tokens) - cached_tokens
-        outcome: Literal["finished", "cancelled"] = "cancelled" if token is None else "finished"
-        return ItemResult(item.request, cached_tokens, computed_tokens, token, stored, outcome)
-
-    async def _compute(self, step: PrefillStep, reservations: Sequence[Reservation]) -> dict[int, Token]:
-        """Each item's first token, by its place in the step."""
-        parts = tuple(
-            Part(
-                tokens=tuple(item.tokens[reservation.reused_blocks * self._settings.block_tokens :].tolist()),
-                slots=reservation.slots,
-                reused_blocks=reservation.reused_blocks,
-                held_blocks=reservation.held_blocks,
-                sampling=item.sampling,
-            )
-            for item, reservation in zip(step.items, reservations, strict=True)
-        )
-        command = Prefill(next(self._numbers), self._epoch, parts)
-        ranks = [self._ranks.prefill[rank] for rank in step.group.ranks]
-        replies = await asyncio.gather(*(rank.ask(command) for rank in ranks))
+    async def _compute(self, group: Group, items: Sequence[Reserved]) -> dict[int, Token]:
+        """The first token of each item that ends its prompt, by its place in the step."""
+        command = Prefill(next(self._numbers), self._epoch, tuple(map(self._part, items)))
+        replies = await asyncio.gather(*(self._ranks.prefill[rank].ask(command) for rank in group.ranks))
         chosen = [pair for reply in replies if isinstance(reply, Prefilled) for pair in reply.tokens]
-        assert sorted(number for number, _ in chosen) == list(range(len(parts))), "one rank chooses each first token"
+        ending = [number for number, reserved in enumerate(items) if reserved.ends_prompt]
+        assert sorted(number for number, _ in chosen) == ending, "one rank chooses each first token"
         return dict(chosen)
+
+    def _part(self, reserved: Reserved) -> Part:
+        item, reservation = reserved.item, reserved.reservation
+        blocks = -(-reserved.end_tokens // self._settings.block_tokens)
+        return Part(
+            tokens=tuple(item.tokens[reserved.cached_tokens : reserved.end_tokens].tolist()),
+            slots=reservation.slots[:blocks],
+            reused_blocks=reservation.reused_blocks,
+            held_blocks=reservation.held_blocks,
+            sampling=item.sampling if reserved.ends_prompt else None,
+        )
 
     def cached_blocks(self, group: Group, chain: Sequence[BlockId]) -> int:
         """See `Engine.cached_blocks`."""
@@ -232,7 +224,7 @@ class TorchEngine:
     async def hand_off(self, request: RequestId) -> HandedOff:
         """See `Engine.hand_off`. Waits for room when the decode ranks are full."""
         self._check_alive()
-        finished = self._pool.reservation(request) if self._running(request) is None else None
+        finished = self._pool.finished(request) if self._running(request) is None else None
         return await self._decode_side.hand_off(request, finished)
 
     def decode(

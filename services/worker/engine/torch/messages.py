@@ -57,14 +57,14 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One request of a prefill step. `tokens` is the uncached suffix, and `slots` has one entry per block of the prompt (see
-    `kv_pool.Reservation`)."""
+    """One request of a prefill step. `tokens` is the uncached suffix, as far as this step computes it; `slots` has one entry
+    per block of the prompt up to there (see `kv_pool.Reservation`). `sampling` is None if no token is to be chosen yet."""
 
     tokens: tuple[int, ...]
     slots: tuple[SlotRef, ...]
     reused_blocks: int
     held_blocks: int
-    sampling: Sampling
+    sampling: Sampling | None
 
 
 @dataclass(frozen=True, slots=True)

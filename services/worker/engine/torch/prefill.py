@@ -30,7 +30,7 @@ def prefill(
     command: Prefill, group: Group, rank: int, model: Model, memory: KvMemory, groups: Groups
 ) -> tuple[tuple[int, Token], ...]:
     """Run this rank's share; every rank of the group must call it. Returns (number of the part, first token) for the parts
-    whose last position this rank has.
+    that end their prompt and whose last position this rank has.
 
     Errors: StaleSlot if a cached prefix was overwritten, which a pinned prefix never is.
     """
@@ -48,7 +48,7 @@ def prefill(
     for part in parts:
         part.finish()
     ends = torch.tensor([part.tokens for part in parts]).cumsum(0).tolist()
-    last = [(part, end - 1) for part, end in zip(parts, ends, strict=True) if part.has_last]
+    last = [(part, end - 1) for part, end in zip(parts, ends, strict=True) if part.chooses]
     if not last:
         return ()
     logits_TV = model.logits(hidden_TE[[row for _, row in last]])
@@ -64,7 +64,7 @@ class _LocalPart:
         layout, slots = memory.layout, list(enumerate(part.slots))
         self._prefix_tokens = part.reused_blocks * layout.block_tokens
         self.end = self._prefix_tokens + len(part.tokens)
-        self.has_last = cut.last_token == len(part.tokens) - 1
+        self.chooses = part.sampling is not None and cut.last_token == len(part.tokens) - 1
         self.tokens_T = torch.tensor([token for start, end in cut.spans for token in part.tokens[start:end]])
         self.positions_T = torch.cat([torch.arange(start, end) for start, end in cut.spans]) + self._prefix_tokens
         self._prefix = plan_of(slots[: part.reused_blocks])
@@ -101,6 +101,7 @@ class _LocalPart:
         self._memory.check(self._prefix)
 
     def choose(self, logits_V: Tensor) -> Token:
+        assert self._sampling is not None, "a part without sampling chooses nothing"
         return choose(logits_V, self._sampling, self.end)
 
 

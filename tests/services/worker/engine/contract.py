@@ -273,6 +273,100 @@ class EngineContract:
             await node.engine.hand_off(items[1].request)
         await node.engine.hand_off(items[2].request)
 
+    @pytest.mark.parametrize("composition", [(1, 1, 1, 1), (2, 2), (4,)])
+    async def test_a_prompt_in_chunks_ends_as_a_whole_one_does(self, node: Node, composition: Composition) -> None:
+        """Others have the steps between its own, and one of them uses what the first chunk has stored."""
+        group = (await node.adopt(*composition))[0]
+        block = node.block_tokens
+        whole = node.item(prompt(5 * block + 3))
+        generated = await node.serve(group, whole.tokens, 6)
+        await self._push_out(node, group)
+        assert node.engine.cached_blocks(group, whole.chain) == 0
+        first = await node.prefill(group, replace(whole, until=2 * block))
+        assert (first.outcome, first.first_token) == ("unfinished", None)
+        assert (first.cached_tokens, first.computed_tokens) == (0, 2 * block)
+        assert (first.stored.first_depth, first.stored.blocks) == (0, 2)
+        with pytest.raises(EngineError):
+            await node.engine.hand_off(whole.request)
+        other = node.item(np.concatenate([whole.tokens[: 2 * block], prompt(3, seed=5)]))
+        assert (await node.prefill(group, other)).cached_tokens == 2 * block
+        second = await node.prefill(group, replace(whole, until=4 * block))
+        assert (second.cached_tokens, second.computed_tokens) == (2 * block, 2 * block)
+        assert node.engine.cached_blocks(group, whole.chain) == 4
+        last = await node.prefill(group, whole)
+        assert (last.outcome, last.cached_tokens, last.computed_tokens) == ("finished", 4 * block, block + 3)
+        assert (last.stored.first_depth, last.stored.blocks) == (4, 1)
+        await node.engine.hand_off(whole.request)
+        assert [first_token(last), *await node.decode(whole.request, first_token(last), 5)] == generated
+
+    @staticmethod
+    async def _push_out(node: Node, group: Group) -> None:
+        """Fill the worker with other blocks."""
+        blocks = group.degree * node.engine.describe().blocks_per_rank
+        filler = node.item(prompt(blocks * node.block_tokens, seed=99))
+        await node.prefill(group, filler)
+        node.engine.release(filler.request)
+
+    async def test_a_step_may_end_one_prompt_and_begin_another(self, node: Node) -> None:
+        (group,) = await node.adopt(4)
+        block = node.block_tokens
+        long, short = node.item(prompt(6 * block)), node.item(prompt(5, seed=1))
+        begun, done = await node.prefill_packed(group, replace(long, until=4 * block), short)
+        assert (begun.outcome, done.outcome) == ("unfinished", "finished")
+        again, ended = await node.prefill_packed(group, node.item(short.tokens), long)
+        assert first_token(again) == first_token(done)
+        assert (ended.cached_tokens, ended.computed_tokens) == (4 * block, 2 * block)
+        assert first_token(ended) == first_token(await node.prefill(group, node.item(long.tokens)))
+
+    async def test_a_begun_prompt_has_room_for_its_end(self, node: Node) -> None:
+        group = (await node.adopt(1, 1, 2))[0]
+        blocks, block = node.engine.describe().blocks_per_rank, node.block_tokens
+        long = node.item(prompt((blocks - 1) * block))
+        await node.prefill(group, replace(long, until=block))
+        two = node.item(prompt(2 * block, seed=1))
+        with pytest.raises(OutOfBlocks):
+            await node.prefill_packed(group, replace(long, until=2 * block), two)
+        assert node.engine.cached_blocks(group, long.chain) == 1, "a step that is refused does nothing"
+        assert (await node.prefill(group, long)).cached_tokens == block
+        node.engine.release(long.request)
+        await node.prefill(group, two)
+
+    async def test_a_prompt_cancelled_between_or_in_its_chunks_keeps_whole_blocks(self, node: Node) -> None:
+        group = (await node.adopt(1, 1, 2))[0]
+        blocks, block = node.engine.describe().blocks_per_rank, node.block_tokens
+        between, during = (node.item(prompt((blocks - 1) * block, seed)) for seed in range(2))
+        await node.prefill(group, replace(between, until=2 * block))
+        node.engine.cancel(between.request)
+        assert node.engine.cached_blocks(group, between.chain) == 2
+        await node.prefill(group, replace(during, until=block))
+        running = asyncio.create_task(node.prefill(group, replace(during, until=3 * block)))
+        await asyncio.sleep(0)
+        node.engine.cancel(during.request)
+        result = await running
+        assert (result.outcome, result.first_token) == ("cancelled", None)
+        assert node.engine.cached_blocks(group, during.chain) == 1 + result.stored.blocks
+        await node.prefill(group, node.item(prompt(blocks * block, seed=2)))
+
+    async def test_an_unfinished_prompt_goes_on_after_a_switch(self, node: Node) -> None:
+        left, _ = await node.adopt(2, 2)
+        block = node.block_tokens
+        item = node.item(prompt(6 * block + 1))
+        await node.prefill(left, replace(item, until=4 * block))
+        (merged,) = await node.adopt(4)
+        ended = await node.prefill(merged, item)
+        assert (ended.cached_tokens, ended.computed_tokens) == (4 * block, 2 * block + 1)
+        assert first_token(ended) == first_token(await node.prefill(merged, node.item(item.tokens)))
+        await node.engine.hand_off(item.request)
+
+    async def test_a_chunk_ends_with_a_block_inside_the_prompt(self, node: Node) -> None:
+        (group,) = await node.adopt(4)
+        block = node.block_tokens
+        item = node.item(prompt(3 * block))
+        for until in (0, block + 1, 3 * block, 4 * block):
+            with pytest.raises(EngineError, match="until"):
+                await node.prefill(group, replace(item, until=until))
+        await node.prefill(group, item)
+
     async def test_resident_lists_parents_before_children(self, node: Node) -> None:
         (group,) = await node.adopt(4)
         block = node.block_tokens

@@ -2,14 +2,13 @@
 
 from hashlib import blake2b
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from services.worker.engine.kv_pool import KvPool
-from services.worker.engine.protocol import EngineError, OutOfBlocks, PrefillItem, PrefillStep, Stored
+from services.worker.engine.kv_pool import KvPool, Reservation
+from services.worker.engine.protocol import EngineError, OutOfBlocks, Stored
 from shared.contracts.ids import BlockId, RequestId
 from shared.model.lattice import Group, groups_of
 
@@ -29,7 +28,7 @@ def request(name: object) -> RequestId:
 def stored(pool: KvPool, name: str, group: Group, text: str, tail_tokens: int = 0) -> None:
     """Compute a prompt and let go of it."""
     pool.reserve(request(name), group, chain_of(text), len(text) * BLOCK_TOKENS + tail_tokens)
-    pool.commit(request(name))
+    pool.commit(request(name), len(text) * BLOCK_TOKENS + tail_tokens)
     pool.release(request(name))
 
 
@@ -81,26 +80,47 @@ class PoolMachine(RuleBasedStateMachine):
                 assert self.memory.get((ref.rank, ref.index), (0, b""))[0] < ref.generation
         return name
 
-    @rule(target=done_requests, name=consumes(running_requests))
-    def commit(self, name: RequestId) -> RequestId:
+    @rule(name=running_requests, blocks=st.integers(1, 5))
+    def compute_some(self, name: RequestId, blocks: int) -> None:
+        """A chunk: not the end of the prompt, and no way back."""
         reservation = self.pool.reservation(name)
-        assert reservation is not None
-        before = self.pool.cached_blocks(reservation.group, reservation.chain)
-        for ref, block in list(zip(reservation.slots, reservation.chain, strict=False))[reservation.held_blocks :]:
-            self.memory[ref.rank, ref.index] = (ref.generation, block)
-        report = self.pool.commit(name)
-        self.running.remove(name)
-        assert (report.first_depth, report.blocks) == (before, len(reservation.chain) - before)
-        committed = self.pool.reservation(name)
-        assert committed is not None
-        for ref, block in zip(committed.slots, committed.chain, strict=False):
-            assert self.memory[ref.rank, ref.index] == (ref.generation, block)
-        assert self.pool.cached_blocks(reservation.group, reservation.chain) == len(reservation.chain)
+        if reservation is None:
+            return  # a switch has released it
+        end_tokens = max(blocks, reservation.held_blocks) * BLOCK_TOKENS
+        if end_tokens < reservation.prompt_tokens:
+            self.compute(reservation, end_tokens)
+            resumed = self.pool.reserve(name, reservation.group, reservation.chain, reservation.prompt_tokens)
+            assert resumed.reused_blocks * BLOCK_TOKENS < resumed.prompt_tokens
+            assert resumed.held_blocks * BLOCK_TOKENS >= end_tokens
+
+    @rule(target=done_requests, name=consumes(running_requests))
+    def finish(self, name: RequestId) -> object:
+        reservation = self.pool.reservation(name)
+        self.running.discard(name)
+        if reservation is None:
+            return multiple()
+        assert self.pool.finished(name) is None
+        self.compute(reservation, reservation.prompt_tokens)
+        assert self.pool.finished(name) == self.pool.reservation(name)
         return name
+
+    def compute(self, reservation: Reservation, end_tokens: int) -> None:
+        whole_blocks = end_tokens // BLOCK_TOKENS
+        before = self.pool.cached_blocks(reservation.group, reservation.chain)
+        written = list(zip(reservation.slots, reservation.chain, strict=False))[reservation.held_blocks : whole_blocks]
+        for ref, block in written:
+            self.memory[ref.rank, ref.index] = (ref.generation, block)
+        report = self.pool.commit(reservation.request, end_tokens)
+        assert (report.first_depth, report.blocks) == (before, max(0, whole_blocks - before))
+        committed = self.pool.reservation(reservation.request)
+        assert committed is not None
+        for ref, block in list(zip(committed.slots, committed.chain, strict=False))[:whole_blocks]:
+            assert self.memory[ref.rank, ref.index] == (ref.generation, block)
+        assert self.pool.cached_blocks(reservation.group, reservation.chain) == max(before, whole_blocks)
 
     @rule(name=consumes(running_requests))
     def abort(self, name: RequestId) -> None:
-        self.running.remove(name)
+        self.running.discard(name)
         self.pool.release(name)
 
     @rule(name=consumes(done_requests))
@@ -109,9 +129,10 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(composition=st.sampled_from(COMPOSITIONS))
     def adopt(self, composition: tuple[int, ...]) -> None:
-        if not self.running:
-            self.groups = groups_of(composition)
-            self.pool.adopt(composition)
+        self.groups = groups_of(composition)
+        self.pool.adopt(composition)
+        assert not any(self.pool.reservation(name) for name in self.running), "what is unfinished is released"
+        self.running.clear()
 
     @invariant()
     def holds_together(self) -> None:
@@ -139,7 +160,7 @@ def test_blocks_are_placed_cyclically_and_the_tail_is_private() -> None:
     pool = pool_of((4,))
     reservation = pool.reserve(request(1), Group(0, 4), chain_of("abcde"), 5 * BLOCK_TOKENS + 1)
     assert [ref.rank for ref in reservation.slots] == [0, 1, 2, 3, 0, 1]
-    assert pool.commit(request(1)).blocks == 5
+    assert pool.commit(request(1), 5 * BLOCK_TOKENS + 1).blocks == 5
     pool.release(request(1))
     assert [pool.counts(rank) for rank in range(4)] == [(2, 2, 0), (3, 1, 0), (3, 1, 0), (3, 1, 0)]
 
@@ -149,7 +170,7 @@ def test_the_last_token_of_a_fully_held_prompt_is_computed_but_not_stored_again(
     stored(pool, "first", Group(0, 1), "abc")
     again = pool.reserve(request(2), Group(0, 1), chain_of("abc"), 3 * BLOCK_TOKENS)
     assert (again.reused_blocks, again.held_blocks, len(again.slots)) == (2, 3, 3)
-    assert pool.commit(request(2)).blocks == 0
+    assert pool.commit(request(2), 3 * BLOCK_TOKENS).blocks == 0
 
 
 def test_pressure_evicts_the_least_recently_used_leaf_first() -> None:
@@ -174,7 +195,7 @@ def test_a_rank_without_room_takes_the_descendants_on_other_ranks_along() -> Non
 def test_a_prompt_too_large_for_what_can_be_freed_changes_nothing() -> None:
     pool = pool_of((1,), blocks_per_rank=3)
     pool.reserve(request(1), Group(0, 1), chain_of("ab"), 2 * BLOCK_TOKENS)
-    pool.commit(request(1))
+    pool.commit(request(1), 2 * BLOCK_TOKENS)
     with pytest.raises(OutOfBlocks, match="needs 2 blocks and can free 1"):
         pool.reserve(request(2), Group(0, 1), chain_of("xy"), 2 * BLOCK_TOKENS)
     assert pool.take_evicted(Group(0, 1)) == ()
@@ -220,7 +241,7 @@ def test_a_merge_holds_one_of_two_copies_and_resident_lists_it_once() -> None:
 def test_pins_outlive_a_switch_and_an_eviction_of_their_parents() -> None:
     pool = pool_of((2,), blocks_per_rank=2)
     pool.reserve(request(1), Group(0, 2), chain_of("abcd"), 4 * BLOCK_TOKENS)
-    pool.commit(request(1))
+    pool.commit(request(1), 4 * BLOCK_TOKENS)
     pool.adopt((1, 1))
     with pytest.raises(OutOfBlocks):
         pool.reserve(request(2), Group(1, 1), chain_of("x"), BLOCK_TOKENS)
@@ -229,30 +250,12 @@ def test_pins_outlive_a_switch_and_an_eviction_of_their_parents() -> None:
     pool.check()
 
 
-def step(group: Group, *texts: str) -> PrefillStep:
-    items = tuple(
-        PrefillItem(request(text), np.zeros(len(text) * BLOCK_TOKENS, dtype=np.uint32), tuple(chain_of(text)))
-        for text in texts
-    )
-    return PrefillStep(1, group, items)
-
-
-def test_a_step_is_reserved_whole_or_not_at_all() -> None:
-    pool = pool_of((1,), blocks_per_rank=4)
-    stored(pool, "old", Group(0, 1), "wxyz")
-    with pytest.raises(OutOfBlocks, match="request rcd: rank 0 needs 2 blocks and can free 1"):
-        pool.reserve_step(step(Group(0, 1), "abe", "cd"))
-    assert pool.counts(0) == (3, 1, 0)
-    assert pool.take_evicted(Group(0, 1)) == tuple(reversed(chain_of("wxyz")[1:]))
-    assert [each.request for each in pool.reserve_step(step(Group(0, 1), "ab", "cd"))] == [request("ab"), request("cd")]
-    pool.check()
-
-
 def test_the_second_of_two_equal_blocks_gives_its_slot_back() -> None:
     pool = pool_of((2,))
-    pool.reserve_step(step(Group(0, 2), "abc", "abx"))
-    assert pool.commit(request("abc")) == Stored(0, 3)
-    assert pool.commit(request("abx")) == Stored(2, 1)
+    for text in ("abc", "abx"):
+        pool.reserve(request(text), Group(0, 2), chain_of(text), 3 * BLOCK_TOKENS)
+    assert pool.commit(request("abc"), 3 * BLOCK_TOKENS) == Stored(0, 3)
+    assert pool.commit(request("abx"), 3 * BLOCK_TOKENS) == Stored(2, 1)
     assert [pool.counts(rank) for rank in range(2)] == [(1, 0, 3), (3, 0, 1)]
     first, second = (pool.reservation(request(name)) for name in ("abc", "abx"))
     assert first is not None
@@ -263,6 +266,21 @@ def test_the_second_of_two_equal_blocks_gives_its_slot_back() -> None:
     assert [pool.counts(rank)[1] for rank in range(2)] == [1, 0], "the parents of x are pinned still"
 
 
+def test_an_unfinished_prompt_keeps_its_room_and_takes_what_others_have_stored() -> None:
+    pool = pool_of((2,), blocks_per_rank=3)
+    begun = pool.reserve(request("abcd"), Group(0, 2), chain_of("abcd"), 4 * BLOCK_TOKENS + 1)
+    assert pool.commit(request("abcd"), BLOCK_TOKENS) == Stored(0, 1)
+    assert pool.cached_blocks(Group(0, 2), chain_of("abcd")) == 1
+    with pytest.raises(OutOfBlocks):
+        stored(pool, "other", Group(0, 2), "xy")
+    stored(pool, "prefix", Group(0, 2), "ab")
+    resumed = pool.reserve(request("abcd"), Group(0, 2), chain_of("abcd"), 4 * BLOCK_TOKENS + 1)
+    assert (begun.reused_blocks, resumed.reused_blocks, resumed.held_blocks) == (0, 2, 2)
+    assert pool.commit(request("abcd"), 4 * BLOCK_TOKENS + 1) == Stored(2, 2)
+    pool.release(request("abcd"))
+    assert [pool.counts(rank) for rank in range(2)] == [(1, 2, 0), (1, 2, 0)]
+
+
 def test_refusals_name_what_is_wrong() -> None:
     pool = pool_of((2, 2))
     with pytest.raises(EngineError, match=r"not one of the workers \[\(0, 2\), \(2, 2\)\]"):
@@ -270,6 +288,11 @@ def test_refusals_name_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="covers 2 of 4 ranks"):
         pool.adopt((2,))
     pool.reserve(request(1), Group(0, 2), chain_of("a"), BLOCK_TOKENS)
+    with pytest.raises(EngineError, match="was begun with another prompt"):
+        pool.reserve(request(1), Group(2, 2), chain_of("a"), BLOCK_TOKENS)
+    with pytest.raises(EngineError, match="was begun with another prompt"):
+        pool.reserve(request(1), Group(0, 2), chain_of("ab"), 2 * BLOCK_TOKENS)
+    pool.commit(request(1), BLOCK_TOKENS)
     with pytest.raises(EngineError, match="already reserved"):
         pool.reserve(request(1), Group(0, 2), chain_of("a"), BLOCK_TOKENS)
     with pytest.raises(ValueError, match="blocks_per_rank: 0"):

@@ -8,6 +8,7 @@ Measured against two references on the same weights: float64 (ours) and `transfo
 import mmap
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from services.worker.engine.protocol import ItemResult, PrefillItem, PrefillStep, Sampling
+from services.worker.engine.protocol import ItemResult, PrefillItem, PrefillStep, Sampling, StepResult
 from services.worker.engine.torch.engine import TorchEngine
 from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.zygote import Zygote
@@ -44,6 +45,13 @@ class Prober:
         self.epoch += 1
         await self.engine.adopt(self.epoch, composition)
 
+    def item(self, tokens: np.ndarray, salt: str) -> PrefillItem:
+        self.count += 1
+        return PrefillItem(RequestId(f"r{self.count}"), tokens, tuple(block_chain(tokens, BLOCK, salt.encode())), ALL)
+
+    async def step(self, group: Group, *items: PrefillItem) -> StepResult:
+        return await self.engine.prefill(PrefillStep(self.epoch, group, items))
+
     async def prefill(self, group: Group, tokens: np.ndarray, salt: str = "", keep: bool = False) -> ItemResult:
         return (await self.prefill_packed(group, [(tokens, salt)], keep))[0]
 
@@ -51,12 +59,8 @@ class Prober:
         self, group: Group, prompts: list[tuple[np.ndarray, str]], keep: bool = False
     ) -> tuple[ItemResult, ...]:
         """One step for all of the (tokens, salt)."""
-        items = []
-        for tokens, salt in prompts:
-            self.count += 1
-            chain = tuple(block_chain(tokens, BLOCK, salt.encode()))
-            items.append(PrefillItem(RequestId(f"r{self.count}"), tokens, chain, ALL))
-        results = (await self.engine.prefill(PrefillStep(self.epoch, group, tuple(items)))).items
+        items = [self.item(tokens, salt) for tokens, salt in prompts]
+        results = (await self.step(group, *items)).items
         if not keep:
             for item in items:
                 self.engine.release(item.request)
@@ -195,6 +199,34 @@ async def test_packed_requests_are_those_of_the_references(
                 second, first = np.sort(exact)[-2:]
                 if first - second > DIFFERENCE_MAX:
                     assert result.first_token.token == exact.argmax()
+    assert worst <= 2 * worst_transformers, f"off by {worst:.2e}, transformers by {worst_transformers:.2e}"
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4, 8])
+async def test_prompts_in_chunks_are_those_of_the_references(
+    family: tuple[Path, References], degree: int, probing: Probing
+) -> None:
+    """Chunks of one block are shorter than 2C tokens at C = 8 and run alone; long ones are cut."""
+    model_dir, references = family
+    tokens, group = prompt(max(LENGTHS)), Group(8 - degree, degree)
+    worst, worst_transformers = 0.0, 0.0
+    async with probing(model_dir) as prober:
+        await prober.adopt(*(8 // degree * (degree,)))
+        for length, chunk_blocks in ((48, 1), (129, 2), (300, 5), (511, 13)):
+            exact, reference = references.exact[length - 1], references.transformers[length]
+            ends = range(chunk_blocks * BLOCK, length, chunk_blocks * BLOCK)
+            item = prober.item(tokens[:length], f"{length}")
+            for until in ends:
+                (part,) = (await prober.step(group, replace(item, until=until))).items
+                assert (part.outcome, part.cached_tokens) == ("unfinished", until - chunk_blocks * BLOCK)
+            (last,) = (await prober.step(group, item)).items
+            prober.engine.release(item.request)
+            assert last.cached_tokens == ends[-1]
+            assert last.first_token is not None
+            found = dense(last.first_token.logprobs)
+            assert np.abs(found - reference).max() <= DIFFERENCE_MAX, f"{length} tokens"
+            worst = max(worst, np.abs(found - exact).max())
+            worst_transformers = max(worst_transformers, np.abs(reference - exact).max())
     assert worst <= 2 * worst_transformers, f"off by {worst:.2e}, transformers by {worst_transformers:.2e}"
 
 
