@@ -1,4 +1,4 @@
-"""Llama and Qwen3 in float64, written for reading: what exact arithmetic would answer, to measure engines against.
+"""Llama, Qwen3 and Qwen3-MoE in float64, written for reading: what exact arithmetic would answer, to measure engines against.
 
 Nothing here is shared with the engine: no cache, no tiles, no ranks, the whole square of attention at once.
 """
@@ -45,10 +45,26 @@ class Reference:
             attended = (scores.softmax(dim=-1) @ v).transpose(0, 1).reshape(length, -1)
             x = x + self._linear(attended, f"{at}self_attn.o_proj")
             h = self._norm(x, f"{at}post_attention_layernorm")
-            gate, up = (self._linear(h, f"{at}mlp.{n}_proj") for n in ("gate", "up"))
-            x = x + self._linear(gate * torch.sigmoid(gate) * up, f"{at}mlp.down_proj")
+            x = x + (
+                self._experts(h, f"{at}mlp") if f"{at}mlp.gate.weight" in self.weights else self._mlp(h, f"{at}mlp")
+            )
         head = self.weights.get("lm_head.weight", self.weights["model.embed_tokens.weight"])
         return (self._norm(x, "model.norm") @ head.T).log_softmax(dim=-1).numpy()
+
+    def _mlp(self, x: Tensor, name: str) -> Tensor:
+        gate, up = (self._linear(x, f"{name}.{n}_proj") for n in ("gate", "up"))
+        return self._linear(gate * torch.sigmoid(gate) * up, f"{name}.down_proj")
+
+    def _experts(self, x: Tensor, name: str) -> Tensor:
+        """Token by token, each with its own few experts."""
+        shares = self._linear(x, f"{name}.gate").softmax(dim=-1)
+        out = torch.zeros_like(x)
+        for token, row in enumerate(shares):
+            chosen = row.argsort(descending=True)[: self.config["num_experts_per_tok"]].tolist()
+            whole = row[chosen].sum() if self.config["norm_topk_prob"] else 1.0
+            for expert in chosen:
+                out[token] += row[expert] / whole * self._mlp(x[token], f"{name}.experts.{expert}")
+        return out
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return x @ self.weights[f"{name}.weight"].T

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-Family = Literal["llama", "qwen3"]
+Family = Literal["llama", "qwen3", "qwen3_moe"]
 
 MARKERS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB = 256 + len(MARKERS)
@@ -27,6 +27,7 @@ def write_tiny_model(directory: Path, family: Family, seed: int = 0, context: in
     """Write a model directory and return it. Equal arguments write equal bytes.
 
     Llama: tied embeddings, llama3 RoPE scaling. Qwen3: QK-norm, head_dim ≠ hidden / heads, an lm_head of its own.
+    Qwen3-MoE: the same with three of eight experts in its first and last layer and a dense one between.
     """
     directory.mkdir(parents=True, exist_ok=True)
     config = _config(family, context)
@@ -64,7 +65,17 @@ def _config(family: Family, context: int) -> dict[str, Any]:
         return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **common, **shape, **rope}
     shape = {"hidden_size": 64, "head_dim": 24, "intermediate_size": 160, "tie_word_embeddings": False}
     rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "use_sliding_window": False}
-    return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **common, **shape, **rope}
+    if family == "qwen3":
+        return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **common, **shape, **rope}
+    experts = {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [1],
+    }
+    return {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **common, **shape, **rope, **experts}
 
 
 def _weights(config: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -89,12 +100,19 @@ def _weights(config: dict[str, Any], rng: np.random.Generator) -> dict[str, np.n
             f"{at}self_attn.v_proj.weight": linear(kv, hidden),
             f"{at}self_attn.o_proj.weight": linear(hidden, q),
             f"{at}post_attention_layernorm.weight": norm(hidden),
-            f"{at}mlp.gate_proj.weight": linear(inner, hidden),
-            f"{at}mlp.up_proj.weight": linear(inner, hidden),
-            f"{at}mlp.down_proj.weight": linear(hidden, inner),
         }
-        if config["model_type"] == "qwen3":
+        if config["model_type"] != "llama":
             weights |= {f"{at}self_attn.{which}_norm.weight": norm(head) for which in "qk"}
+        mlps = {f"{at}mlp": inner}
+        if "num_experts" in config and layer not in config["mlp_only_layers"]:
+            weights[f"{at}mlp.gate.weight"] = linear(config["num_experts"], hidden)
+            mlps = {f"{at}mlp.experts.{n}": config["moe_intermediate_size"] for n in range(config["num_experts"])}
+        for name, size in mlps.items():
+            weights |= {
+                f"{name}.gate_proj.weight": linear(size, hidden),
+                f"{name}.up_proj.weight": linear(size, hidden),
+                f"{name}.down_proj.weight": linear(hidden, size),
+            }
     return weights
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from services.worker.engine.kv_pool import SlotRef
 from services.worker.engine.torch.kv_layout import GENERATION_BYTES, KvLayout
-from services.worker.engine.torch.model import DTYPES
+from services.worker.engine.torch.weights import DTYPES
 
 WRITING = 0
 

@@ -1,4 +1,4 @@
-"""A dense decoder-only transformer: Llama family and Qwen3 (which normalises queries and keys per head).
+"""A decoder-only transformer: Llama family, and Qwen3 (which normalises queries and keys per head) dense and with experts.
 
 The model knows nothing of ranks, caches or batches. It maps tokens at given positions to hidden states and leaves
 attention to the caller, who alone knows where the keys and values of the other tokens are.
@@ -7,18 +7,15 @@ Shapes: T tokens · E hidden · H query heads · G key/value heads · D head dim
 """
 
 import math
-from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import linear, rms_norm
 
-from services.worker.engine.protocol import EngineError
-from services.worker.engine.torch.model_config import Llama3Scaling, ModelConfig, Rope, weight_files
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+from services.worker.engine.torch.mlp import mlp_of
+from services.worker.engine.torch.model_config import Llama3Scaling, ModelConfig, Rope
+from services.worker.engine.torch.weights import DTYPES, Weights
 
 
 class Attend(Protocol):
@@ -31,36 +28,30 @@ class Attend(Protocol):
 class Layer:
     """One decoder layer's weights, straight out of the mapped file."""
 
-    def __init__(self, config: ModelConfig, weights: dict[str, Tensor], index: int) -> None:
-        def take(name: str, *shape: int) -> Tensor:
-            return _take(config, weights, f"model.layers.{index}.{name}.weight", *shape)
-
-        hidden, head = config.hidden, config.head_dim
-        self.attention_norm_E = take("input_layernorm", hidden)
-        self.q = take("self_attn.q_proj", config.q_heads * head, hidden)
-        self.k = take("self_attn.k_proj", config.kv_heads * head, hidden)
-        self.v = take("self_attn.v_proj", config.kv_heads * head, hidden)
-        self.o = take("self_attn.o_proj", hidden, config.q_heads * head)
-        self.q_norm_D = take("self_attn.q_norm", head) if config.qk_norm else None
-        self.k_norm_D = take("self_attn.k_norm", head) if config.qk_norm else None
-        self.mlp_norm_E = take("post_attention_layernorm", hidden)
-        self.gate = take("mlp.gate_proj", config.intermediate, hidden)
-        self.up = take("mlp.up_proj", config.intermediate, hidden)
-        self.down = take("mlp.down_proj", hidden, config.intermediate)
+    def __init__(self, config: ModelConfig, weights: Weights, index: int) -> None:
+        at, hidden, head = f"model.layers.{index}", config.hidden, config.head_dim
+        self.attention_norm_E = weights.take(f"{at}.input_layernorm", hidden)
+        self.q = weights.take(f"{at}.self_attn.q_proj", config.q_heads * head, hidden)
+        self.k = weights.take(f"{at}.self_attn.k_proj", config.kv_heads * head, hidden)
+        self.v = weights.take(f"{at}.self_attn.v_proj", config.kv_heads * head, hidden)
+        self.o = weights.take(f"{at}.self_attn.o_proj", hidden, config.q_heads * head)
+        self.q_norm_D = weights.take(f"{at}.self_attn.q_norm", head) if config.qk_norm else None
+        self.k_norm_D = weights.take(f"{at}.self_attn.k_norm", head) if config.qk_norm else None
+        self.mlp_norm_E = weights.take(f"{at}.post_attention_layernorm", hidden)
+        self.mlp = mlp_of(config, weights, index)
 
 
 class Model:
-    """See the module docstring. Weights are read-only views of the mapped files, shared with every other process."""
+    """See the module docstring."""
 
-    def __init__(self, config: ModelConfig, weights: dict[str, Tensor], positions: int) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, positions: int) -> None:
+        """For positions 0 … positions - 1. EngineError names a tensor that does not fit."""
         self.config = config
-        self.embedding_VE = _take(config, weights, "model.embed_tokens.weight", config.vocab, config.hidden)
+        self.embedding_VE = weights.take("model.embed_tokens", config.vocab, config.hidden)
         self.layers = [Layer(config, weights, index) for index in range(config.layers)]
-        self.norm_E = _take(config, weights, "model.norm.weight", config.hidden)
+        self.norm_E = weights.take("model.norm", config.hidden)
         self.head_VE = (
-            self.embedding_VE
-            if config.tied_embeddings
-            else _take(config, weights, "lm_head.weight", config.vocab, config.hidden)
+            self.embedding_VE if config.tied_embeddings else weights.take("lm_head", config.vocab, config.hidden)
         )
         self.cos_PD, self.sin_PD = rope_tables(config.rope, config.head_dim, positions, DTYPES[config.dtype])
 
@@ -80,30 +71,13 @@ class Model:
             q_THD, k_TGD = rotate(q_THD, cos_T1D, sin_T1D), rotate(k_TGD, cos_T1D, sin_T1D)
             x_TE = x_TE + linear(attend(index, q_THD, k_TGD, v_TGD).flatten(1), layer.o)
             normed_TE = rms_norm(x_TE, (config.hidden,), layer.mlp_norm_E, eps)
-            x_TE = x_TE + linear(silu(linear(normed_TE, layer.gate)) * linear(normed_TE, layer.up), layer.down)
+            x_TE = x_TE + layer.mlp(normed_TE)
         return x_TE
 
     def logits(self, hidden_TE: Tensor) -> Tensor:
         """(T, V) float32 for the hidden states of the positions whose next token is wanted."""
         normed_TE = rms_norm(hidden_TE, (self.config.hidden,), self.norm_E, self.config.norm_eps)
         return linear(normed_TE, self.head_VE).float()
-
-
-def load_model(model_dir: Path, config: ModelConfig, positions: int) -> Model:
-    """Map the weights and build the model for positions 0 … positions - 1. EngineError names what does not fit."""
-    weights: dict[str, Tensor] = {}
-    for path in weight_files(model_dir):
-        with safe_open(path, framework="pt") as file:
-            weights |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    return Model(config, weights, positions)
-
-
-def _take(config: ModelConfig, weights: dict[str, Tensor], name: str, *shape: int) -> Tensor:
-    tensor = weights.get(name)
-    if tensor is None or tuple(tensor.shape) != shape or tensor.dtype != DTYPES[config.dtype]:
-        found = "is missing" if tensor is None else f"is {tensor.dtype} {tuple(tensor.shape)}"
-        raise EngineError(f"weights: {name} {found}; config.json asks for {config.dtype} {shape}")
-    return tensor
 
 
 def rotate(x_TXD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from services.worker.engine.protocol import EngineError
 
 # architecture -> whether queries and keys are normalised per head (QK-norm)
-ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}
+ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True, "Qwen3MoeForCausalLM": True}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 REVISION_BYTES = 12
@@ -34,8 +34,25 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts. `normalised`: the shares of a token's experts are made to add up to 1. Every `step`-th layer has
+    one, but for `dense_layers`; the others have an MLP of the model's own `intermediate` size."""
+
+    count: int
+    per_token: int
+    intermediate: int
+    normalised: bool
+    step: int
+    dense_layers: tuple[int, ...]
+
+    def serve(self, layer: int) -> bool:
+        """Whether the layer has experts."""
+        return layer not in self.dense_layers and (layer + 1) % self.step == 0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder-only dense model. `dtype` is that of the stored weights, and so of all computing."""
+    """The shape of a decoder-only model. `dtype` is that of the stored weights, and so of all computing."""
 
     architecture: str
     dtype: Literal["float32", "bfloat16"]
@@ -51,6 +68,7 @@ class ModelConfig:
     rope: Rope
     qk_norm: bool
     tied_embeddings: bool
+    experts: Experts | None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -108,7 +126,25 @@ def _from_fields(architecture: str, config: Mapping[str, Any]) -> ModelConfig:
         rope=_rope(config),
         qk_norm=ARCHITECTURES[architecture],
         tied_embeddings=config.get("tie_word_embeddings", False),
+        experts=_experts(config) if architecture == "Qwen3MoeForCausalLM" else None,
     )
+
+
+def _experts(config: Mapping[str, Any]) -> Experts:
+    """Transformers 5 writes `num_local_experts`; older files have `num_experts`."""
+    experts = Experts(
+        count=config["num_local_experts"] if "num_local_experts" in config else config["num_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate=config["moe_intermediate_size"],
+        normalised=config.get("norm_topk_prob", False),
+        step=config.get("decoder_sparse_step", 1),
+        dense_layers=tuple(config.get("mlp_only_layers") or ()),
+    )
+    if not 1 <= experts.per_token <= experts.count:
+        raise EngineError(f"config.json: num_experts_per_tok = {experts.per_token} of {experts.count} experts")
+    if experts.step < 1:
+        raise EngineError(f"config.json: decoder_sparse_step = {experts.step} is below 1")
+    return experts
 
 
 def _rope(config: Mapping[str, Any]) -> Rope:

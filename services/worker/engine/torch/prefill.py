@@ -20,8 +20,9 @@ from services.worker.engine.torch.attention import CausalMask, attend_causally
 from services.worker.engine.torch.groups import Groups
 from services.worker.engine.torch.kv_memory import KvMemory, plan_of
 from services.worker.engine.torch.messages import Part, Prefill
-from services.worker.engine.torch.model import DTYPES, Model
+from services.worker.engine.torch.model import Model
 from services.worker.engine.torch.sampling import choose
+from services.worker.engine.torch.weights import DTYPES
 from services.worker.engine.torch.zigzag import Share, holder_of, shares
 from shared.model.lattice import Group
 

@@ -37,9 +37,10 @@ from services.worker.engine.torch.messages import (
     frame,
     receive,
 )
-from services.worker.engine.torch.model import Model, load_model
+from services.worker.engine.torch.model import Model
 from services.worker.engine.torch.model_config import read_config
 from services.worker.engine.torch.prefill import prefill
+from services.worker.engine.torch.weights import Weights
 from shared.model.lattice import Group
 
 
@@ -65,7 +66,7 @@ def _serve(control: socket.socket, pools: Sequence[int]) -> None:
         return
     assert isinstance(begin, Begin), f"a rank's first command is Begin, not {begin.kind}"
     config = read_config(Path(begin.model_dir))
-    model = load_model(Path(begin.model_dir), config, begin.context_tokens)
+    model = Model(config, Weights(Path(begin.model_dir), config.dtype), begin.context_tokens)
     memory = KvMemory(KvLayout.of(config, begin.block_tokens, begin.blocks_per_rank), pools)
     if begin.rank < begin.prefill_ranks:
         prefill_rank = _PrefillRank(begin, model, memory)

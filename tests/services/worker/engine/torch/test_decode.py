@@ -16,9 +16,10 @@ from services.worker.engine.torch.engine import TorchEngine
 from services.worker.engine.torch.kv_layout import KvLayout
 from services.worker.engine.torch.kv_memory import KvMemory, plan_of
 from services.worker.engine.torch.messages import Decode, HandOff
-from services.worker.engine.torch.model import load_model
+from services.worker.engine.torch.model import Model
 from services.worker.engine.torch.model_config import read_config
 from services.worker.engine.torch.settings import TorchSettings
+from services.worker.engine.torch.weights import Weights
 from services.worker.engine.torch.zygote import Zygote
 from tests.services.worker.engine.contract import Node, prompt
 from tests.support.tiny_models import VOCAB
@@ -51,11 +52,11 @@ async def staggered(node: Node) -> list[list[Token]]:
     return made
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
 async def test_sequences_that_join_and_leave_are_those_of_transformers(
-    family: str, tiny_llama: Path, tiny_qwen3: Path, zygote: Zygote
+    family: str, request: pytest.FixtureRequest, zygote: Zygote
 ) -> None:
-    model_dir = {"llama": tiny_llama, "qwen3": tiny_qwen3}[family]
+    model_dir = request.getfixturevalue(f"tiny_{family}")
     settings = TorchSettings(model_dir, prefill_ranks=4, block_tokens=8, blocks_per_rank=64)
     node = Node(TorchEngine(settings, zygote))
     await node.engine.start()
@@ -92,7 +93,7 @@ def rank_with(model_dir: Path, requests: list[str]) -> DecodeRank:
         shape = (2, 8 * len(requests), layout.kv_heads, layout.head_dim)
         memory.write_layer(plan, layer, torch.randn(shape, generator=generator))
     memory.finish_write(plan)
-    rank = DecodeRank(load_model(model_dir, config, 64), memory, 64)
+    rank = DecodeRank(Model(config, Weights(model_dir, config.dtype), 64), memory, 64)
     for number, (request, slot) in enumerate(zip(requests, slots, strict=True)):
         rank.hand_off(HandOff(number, request, 8, (slot,)))
     return rank

@@ -111,9 +111,9 @@ class References:
         self.transformers = {n: each.double().log_softmax(0).numpy() for n, each in zip(LENGTHS, logits, strict=True)}
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
-def family(request: pytest.FixtureRequest, tiny_llama: Path, tiny_qwen3: Path) -> tuple[Path, References]:
-    model_dir = {"llama": tiny_llama, "qwen3": tiny_qwen3}[request.param]
+@pytest.fixture(scope="module", params=["llama", "qwen3", "qwen3_moe"])
+def family(request: pytest.FixtureRequest) -> tuple[Path, References]:
+    model_dir = request.getfixturevalue(f"tiny_{request.param}")
     return model_dir, References(model_dir)
 
 

@@ -8,15 +8,15 @@ import pytest
 
 from services.worker.engine.protocol import EngineError
 from services.worker.engine.torch.engine import TorchEngine
-from services.worker.engine.torch.model_config import Llama3Scaling, model_revision, read_config
+from services.worker.engine.torch.model_config import Experts, Llama3Scaling, model_revision, read_config
 from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.zygote import Zygote
-from tests.support.tiny_models import write_tiny_model
+from tests.support.tiny_models import Family, write_tiny_model
 
 
-def with_config(directory: Path, **changes: Any) -> Path:
-    """A tiny Llama whose configuration differs; None removes a field."""
-    write_tiny_model(directory, "llama")
+def with_config(directory: Path, family: Family = "llama", **changes: Any) -> Path:
+    """A tiny model whose configuration differs; None removes a field."""
+    write_tiny_model(directory, family)
     file = directory / "config.json"
     config = json.loads(file.read_text()) | changes
     file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
@@ -48,6 +48,30 @@ def test_reads_both_families(tiny_llama: Path, tiny_qwen3: Path) -> None:
 def test_refuses_what_it_would_compute_wrongly(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
         read_config(with_config(tmp_path, **changes))
+
+
+def test_reads_experts(tiny_qwen3: Path, tiny_qwen3_moe: Path, tmp_path: Path) -> None:
+    assert read_config(tiny_qwen3).experts is None
+    experts = read_config(tiny_qwen3_moe).experts
+    assert experts == Experts(8, 3, 48, normalised=True, step=1, dense_layers=(1,))
+    assert [experts.serve(layer) for layer in range(3)] == [True, False, True]
+    changes = {"num_experts": None, "num_local_experts": 8, "decoder_sparse_step": 2, "mlp_only_layers": None}
+    other = read_config(with_config(tmp_path, "qwen3_moe", **changes)).experts
+    assert other == Experts(8, 3, 48, normalised=True, step=2, dense_layers=())
+    assert [other.serve(layer) for layer in range(4)] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok = 9 of 8 experts"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step = 0 is below 1"),
+        ({"moe_intermediate_size": None}, "config.json has no 'moe_intermediate_size'"),
+    ],
+)
+def test_refuses_experts_that_cannot_be(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        read_config(with_config(tmp_path, "qwen3_moe", **changes))
 
 
 def test_refuses_a_directory_that_is_no_model(tmp_path: Path) -> None:
