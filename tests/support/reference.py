@@ -6,6 +6,7 @@ Nothing here is shared with the engine: no cache, no tiles, no ranks, the whole 
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ class Reference:
         config, head_dim, length = self.config, self.config["head_dim"], len(tokens)
         queries, groups = config["num_attention_heads"], config["num_key_value_heads"]
         angles = torch.outer(torch.arange(length, dtype=torch.float64), self._frequencies())
-        turn = torch.polar(torch.ones_like(angles), angles)
+        turn = torch.polar(torch.full_like(angles, self._rope_scale()), angles)
         future = torch.ones(length, length, dtype=torch.bool).triu(1)
         x = self.weights["model.embed_tokens.weight"][torch.from_numpy(tokens.astype(np.int64))]
         for layer in range(config["num_hidden_layers"]):
@@ -84,13 +85,41 @@ class Reference:
         return torch.cat((turned.real, turned.imag), dim=-1)
 
     def _frequencies(self) -> Tensor:
-        rope = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
+        rope = self._rope()
         theta = rope.get("rope_theta", self.config.get("rope_theta"))
         dim = self.config["head_dim"]
         frequencies = [theta ** (-i / dim) for i in range(0, dim, 2)]
-        if rope.get("rope_type") == "llama3":
-            frequencies = [self._llama3(f, rope) for f in frequencies]
+        match rope.get("rope_type"):
+            case "linear":
+                frequencies = [f / rope["factor"] for f in frequencies]
+            case "llama3":
+                frequencies = [self._llama3(f, rope) for f in frequencies]
+            case "yarn":
+                frequencies = [self._yarn(i, f, theta, rope) for i, f in enumerate(frequencies)]
         return torch.tensor(frequencies, dtype=torch.float64)
+
+    def _rope(self) -> dict[str, Any]:
+        return self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
+
+    def _rope_scale(self) -> float:
+        """What YaRN makes queries and keys longer by; the paper's value unless another is given."""
+        rope = self._rope()
+        if rope.get("rope_type") != "yarn":
+            return 1.0
+        return rope.get("attention_factor", 0.1 * math.log(rope["factor"]) + 1)
+
+    def _yarn(self, index: int, frequency: float, theta: float, rope: dict[str, Any]) -> float:
+        """Between the two bounds, in pairs of dimensions, the frequency falls from its own to the interpolated one."""
+        pairs, context = self.config["head_dim"] / 2, rope["original_max_position_embeddings"]
+        bounds = [
+            pairs * math.log(context / (2 * math.pi * turns), theta)
+            for turns in (rope.get("beta_fast", 32), rope.get("beta_slow", 1))
+        ]
+        if rope.get("truncate", True):
+            bounds = [math.floor(bounds[0]), math.ceil(bounds[1])]
+        low, high = max(bounds[0], 0), min(bounds[1], 2 * pairs - 1)
+        interpolated = min(1.0, max(0.0, (index - low) / (high - low)))
+        return frequency * (1 - interpolated) + frequency / rope["factor"] * interpolated
 
     @staticmethod
     def _llama3(frequency: float, rope: dict[str, float]) -> float:

@@ -6,15 +6,14 @@ attention to the caller, who alone knows where the keys and values of the other 
 Shapes: T tokens · E hidden · H query heads · G key/value heads · D head dim · V vocabulary.
 """
 
-import math
 from typing import Protocol
 
-import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm
 
 from services.worker.engine.torch.mlp import mlp_of
-from services.worker.engine.torch.model_config import Llama3Scaling, ModelConfig, Rope
+from services.worker.engine.torch.model_config import ModelConfig
+from services.worker.engine.torch.rope import rope_tables, rotate
 from services.worker.engine.torch.weights import DTYPES, Weights
 
 
@@ -78,25 +77,3 @@ class Model:
         """(T, V) float32 for the hidden states of the positions whose next token is wanted."""
         normed_TE = rms_norm(hidden_TE, (self.config.hidden,), self.norm_E, self.config.norm_eps)
         return linear(normed_TE, self.head_VE).float()
-
-
-def rotate(x_TXD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
-    """Rotary embedding in the half-split form of the Hugging Face checkpoints."""
-    first, second = x_TXD.chunk(2, dim=-1)
-    return x_TXD * cos_T1D + torch.cat((-second, first), dim=-1) * sin_T1D
-
-
-def rope_tables(rope: Rope, head_dim: int, positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin, (positions, head_dim). Computed in float64: a float32 angle is off by 5e-4 at position 8192."""
-    frequencies = rope.theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    if rope.llama3 is not None:
-        frequencies = _llama3(frequencies, rope.llama3)
-    angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies).repeat(1, 2)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Long wavelengths are divided by `factor`, short ones kept, those between blended (Llama 3.1 reference code)."""
-    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
-    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    return torch.lerp(frequencies / scaling.factor, frequencies, blend.clamp(0, 1))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from services.worker.engine.protocol import EngineError
+from services.worker.engine.torch.rope_config import Rope, read_rope
 
 # architecture -> whether queries and keys are normalised per head (QK-norm)
 ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True, "Qwen3MoeForCausalLM": True}
@@ -15,22 +16,6 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 REVISION_BYTES = 12
 SAMPLES, SAMPLE_BYTES = 64, 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary embedding. The four llama3 fields stretch low frequencies (Llama 3.1); None leaves them as they are."""
-
-    theta: float
-    llama3: "Llama3Scaling | None"
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +108,7 @@ def _from_fields(architecture: str, config: Mapping[str, Any]) -> ModelConfig:
         intermediate=config["intermediate_size"],
         positions_max=config["max_position_embeddings"],
         norm_eps=config["rms_norm_eps"],
-        rope=_rope(config),
+        rope=read_rope(config),
         qk_norm=ARCHITECTURES[architecture],
         tied_embeddings=config.get("tie_word_embeddings", False),
         experts=_experts(config) if architecture == "Qwen3MoeForCausalLM" else None,
@@ -145,19 +130,6 @@ def _experts(config: Mapping[str, Any]) -> Experts:
     if experts.step < 1:
         raise EngineError(f"config.json: decoder_sparse_step = {experts.step} is below 1")
     return experts
-
-
-def _rope(config: Mapping[str, Any]) -> Rope:
-    """Transformers 5 writes `rope_parameters`; older files have `rope_theta` and `rope_scaling`."""
-    fields = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = fields.get("rope_theta", config.get("rope_theta", 10_000.0))
-    kind = fields.get("rope_type", fields.get("type", "default"))
-    if kind == "default":
-        return Rope(theta, None)
-    if kind != "llama3":
-        raise EngineError(f"config.json: rope_type = {kind!r} is not supported; it must be 'default' or 'llama3'")
-    scaling = Llama3Scaling(**{name: fields[name] for name in Llama3Scaling.__dataclass_fields__})
-    return Rope(theta, scaling)
 
 
 def weight_files(model_dir: Path) -> tuple[Path, ...]:

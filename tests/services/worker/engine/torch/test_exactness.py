@@ -5,12 +5,14 @@ Measured against two references on the same weights: float64 (ours) and `transfo
 9.5 % NLL silently after re-layouts.)
 """
 
+import json
 import mmap
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,6 +151,39 @@ async def test_log_probabilities_are_those_of_the_references(
                 if first - second > DIFFERENCE_MAX:
                     assert result.first_token.token == exact.argmax()
     assert worst <= 2 * worst_transformers, f"off by {worst:.2e}, transformers by {worst_transformers:.2e}"
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "yarn": YARN,
+    "yarn-tuned": YARN | {"beta_fast": 16, "beta_slow": 2, "attention_factor": 1.3, "truncate": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "written"),
+    [("linear", "rope_parameters"), ("yarn", "rope_scaling"), ("yarn-tuned", "rope_parameters")],
+)
+async def test_scaled_positions_are_those_of_the_references(
+    scaling: str, written: str, tmp_path: Path, probing: Probing
+) -> None:
+    """Both in the newer and in the older way to write them down."""
+    model_dir = write_tiny_model(tmp_path, "qwen3")
+    config = json.loads((model_dir / "config.json").read_text()) | {"rope_theta": 1e4}
+    del config["rope_parameters"]
+    config[written] = SCALINGS[scaling] | ({"rope_theta": 1e4} if written == "rope_parameters" else {})
+    (model_dir / "config.json").write_text(json.dumps(config))
+    references = References(model_dir)
+    tokens, lengths = prompt(max(LENGTHS)), (100, 300, 511)
+    worst = max(np.abs(references.transformers[length] - references.exact[length - 1]).max() for length in lengths)
+    async with probing(model_dir) as prober:
+        await prober.adopt(1, 1, 2, 4)
+        for length in lengths:
+            for group in (Group(0, 1), Group(4, 4)):
+                found = await prober.logprobs(group, tokens[:length])
+                assert np.abs(found - references.transformers[length]).max() <= DIFFERENCE_MAX
+                assert np.abs(found - references.exact[length - 1]).max() <= 2 * worst
 
 
 async def test_bfloat16_is_as_good_as_that_of_transformers(tmp_path: Path, probing: Probing) -> None:

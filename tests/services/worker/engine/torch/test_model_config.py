@@ -8,7 +8,8 @@ import pytest
 
 from services.worker.engine.protocol import EngineError
 from services.worker.engine.torch.engine import TorchEngine
-from services.worker.engine.torch.model_config import Experts, Llama3Scaling, model_revision, read_config
+from services.worker.engine.torch.model_config import Experts, model_revision, read_config
+from services.worker.engine.torch.rope_config import Llama3Scaling
 from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.zygote import Zygote
 from tests.support.tiny_models import Family, write_tiny_model
@@ -26,9 +27,9 @@ def with_config(directory: Path, family: Family = "llama", **changes: Any) -> Pa
 def test_reads_both_families(tiny_llama: Path, tiny_qwen3: Path) -> None:
     llama, qwen3 = read_config(tiny_llama), read_config(tiny_qwen3)
     assert (llama.qk_norm, llama.tied_embeddings, llama.head_dim) == (False, True, 16)
-    assert llama.rope.llama3 == Llama3Scaling(4.0, 1.0, 4.0, 64)
+    assert llama.rope.scaling == Llama3Scaling(4.0, 1.0, 4.0, 64)
     assert (qwen3.qk_norm, qwen3.tied_embeddings, qwen3.head_dim) == (True, False, 24)
-    assert (qwen3.rope.theta, qwen3.rope.llama3) == (1e6, None)
+    assert (qwen3.rope.theta, qwen3.rope.scaling) == (1e6, None)
     assert qwen3.kv_bytes_per_token == 2 * 3 * 2 * 24 * 4
 
 
@@ -41,7 +42,13 @@ def test_reads_both_families(tiny_llama: Path, tiny_qwen3: Path) -> None:
         ({"attention_bias": True}, "attention_bias = True"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"dtype": "float16"}, "dtype = 'float16'.*float32"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type = 'yarn'"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, "rope_type = 'dynamic' .* one of default, linear, llama3, yarn"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope_type = 'longrope'"),
+        ({"rope_scaling": {"type": "yarn"}}, "config.json has no 'factor'"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor of rope_type 'linear' is 0.5; .* at least 1"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "config.json has no 'low_freq_factor'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, r"by layer type \(full_attention\)"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ({"hidden_size": None}, "config.json has no 'hidden_size'"),
     ],
 )
