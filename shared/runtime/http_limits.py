@@ -9,10 +9,14 @@ client does not read. Rules:
 3.  Behind an answer that came before the whole request, the rest is read for `LINGER_S`, so that the answer arrives.
 4.  A connection that ends ends every request on it, also the one that others were pipelined behind.
 5.  There are at most `connections_max()` connections; one more is told so.
+6.  `BEGIN_PER_TURN` requests begin in one turn of the event loop: 2,000 that come at once take seconds until each has met its
+    first wait, and a router that sends no heartbeat for three is taken for dead.
 """
 
 import asyncio
 import resource
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -30,6 +34,9 @@ KEEP_ALIVE_S = 75
 """An idle connection stays open longer than clients use it again (httpx, and so OpenAI's client, for 5 s; aiohttp for 15). With
 uvicorn's 5 s both ended it at once, and of 2,000 requests up to four met a connection that was just being closed."""
 
+BEGIN_PER_TURN = 16
+"""The dearest take some 3 ms of processor time each."""
+
 CONNECTIONS_MAX = 4_096
 OTHER_FILES = 128
 """Descriptors that are not a client's: logs, connections to NATS and Postgres, and what a library opens for a moment."""
@@ -45,11 +52,31 @@ def connections_max() -> int:
     return max(1, min(wanted, soft) - OTHER_FILES)
 
 
+class Turns:
+    """Who begins when, for all connections of a server."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def begin(self, loop: asyncio.AbstractEventLoop, start: Callable[[], None]) -> None:
+        """Call `start` in one of the next turns of the loop, in order."""
+        if not self._waiting:
+            loop.call_soon(self._turn, loop)
+        self._waiting.append(start)
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        for _ in range(min(BEGIN_PER_TURN, len(self._waiting))):
+            self._waiting.popleft()()
+        if self._waiting:
+            loop.call_soon(self._turn, loop)
+
+
 class BoundedHttp(HttpToolsProtocol):
     """uvicorn's protocol with the rules above. `limit_concurrency` of its configuration is the number of connections."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, turns: Turns, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._turns = turns
         self._connections_max, self.limit_concurrency = self.limit_concurrency, None
         self._head_bytes: int | None = None
         """Of the head that is arriving, without the read it began in; None between heads."""
@@ -136,7 +163,11 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        super()._start_asgi_task(cycle, app)
+        self._turns.begin(self.loop, lambda: self._start_if_wanted(cycle, app))
+
+    def _start_if_wanted(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if not cycle.disconnected:
+            super()._start_asgi_task(cycle, app)
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
@@ -21,7 +22,7 @@ from shared.contracts.ids import Source
 from shared.contracts.subjects import Subjects
 from shared.runtime.appending import Identity, Sealer
 from shared.runtime.clock import Clock, Ids, SystemClock
-from shared.runtime.http_limits import KEEP_ALIVE_S, BoundedHttp, connections_max
+from shared.runtime.http_limits import KEEP_ALIVE_S, BoundedHttp, Turns, connections_max
 from shared.runtime.keepsake import BadKeepsake
 from shared.runtime.lease import CellLease
 from shared.runtime.nats_bus import NatsBus
@@ -182,7 +183,7 @@ async def serve(
     host, port = listener.getsockname()[:2]
     config = uvicorn.Config(
         app,
-        http=BoundedHttp,
+        http=partial(BoundedHttp, Turns()),  # type: ignore[arg-type]  # it is only called
         ws="none",
         limit_concurrency=connections_max(),
         log_config=None,

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import orjson
 import pytest
@@ -14,7 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
 from shared.runtime import http_limits
-from shared.runtime.http_limits import BoundedHttp, connections_max
+from shared.runtime.http_limits import BoundedHttp, Turns, connections_max
 from tests.support.replica import eventually
 
 GET = b"GET /quick HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -63,7 +64,12 @@ class Service:
 async def serving(connections: int | None = None) -> AsyncIterator[tuple[Service, Connect]]:
     service = Service()
     config = uvicorn.Config(
-        service.app, http=BoundedHttp, ws="none", limit_concurrency=connections, log_config=None, access_log=False
+        service.app,
+        http=partial(BoundedHttp, Turns()),  # type: ignore[arg-type]
+        ws="none",
+        limit_concurrency=connections,
+        log_config=None,
+        access_log=False,
     )
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -266,3 +272,26 @@ def test_the_limit_leaves_files_for_others() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 300
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_burst_leaves_the_loop_to_others() -> None:
+    """The handler takes 5 ms of processor time: 200 at once would be a second without a turn for anybody else."""
+    async with serving() as (service, connect):
+        service.app.add_api_route("/dear", _dear)
+        connections = [await connect() for _ in range(200)]
+        for _, writer in connections:
+            writer.write(GET.replace(b"quick", b"dear"))
+        longest_s, begun = 0.0, time.monotonic()
+        answers = asyncio.gather(*(reader.readuntil(b'"dear"') for reader, _ in connections))
+        while not answers.done():
+            await asyncio.sleep(0)
+            longest_s, begun = max(longest_s, time.monotonic() - begun), time.monotonic()
+        assert longest_s < 0.5
+        assert len(await answers) == 200
+
+
+async def _dear() -> str:
+    end = time.process_time() + 0.005
+    while time.process_time() < end:
+        pass
+    return "dear"
