@@ -255,6 +255,7 @@ class Dispatcher:
                 self._break_voided()
             case RouterLost() as data if data.source == self._wiring.source and not self._lost.done():
                 self._lost.set_result(DeclaredLost(f"the controller declared {data.source} lost"))
+                self._give_up()
             case _:
                 pass
         if isinstance(stored.data, CAPACITY):
@@ -267,6 +268,13 @@ class Dispatcher:
             opened = self.state.loads.open.get(request)
             if opened is not None and opened.worker is not None and opened.assignment is None:
                 call.inbox.put(Broken(opened.attempt, "node-lost"))
+
+    def _give_up(self) -> None:
+        """What was open has ended in every fold: tell the clients, before the process ends, that they may ask again."""
+        self.draining = self._closed = True
+        for call in self._calls.values():
+            if not call.is_closed:
+                call.close(Unserved("shutdown", "this router was declared lost; ask again", 1))
 
     async def _capacity_changed(self) -> None:
         await self._capacity.wait()

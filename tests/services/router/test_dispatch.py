@@ -605,6 +605,23 @@ class TestLife:
             await router.tell(RouterLost(router=RouterId(SOURCE), source=SOURCE), sender="controller", source="c2")
             assert "declared" in str(await asyncio.wait_for(failed, 1))
 
+    async def test_who_waits_is_told_that_the_router_was_declared_lost(self, tmp_path: Path) -> None:
+        async def hang(agent: Agent, assign: Assign) -> None:
+            await agent.claim(assign)
+
+        async with front(tmp_path, first_token_slack_s=60) as router:
+            await Agent(router, "n0", hang).start((4,))
+            call = await router.submit(PROMPT)
+            await router.tell(RouterLost(router=RouterId(SOURCE), source=SOURCE), sender="controller", source="c2")
+            with pytest.raises(Unserved, match="ask again") as failure:
+                await asyncio.wait_for(tokens_of(call), 1)
+            assert (failure.value.reason, failure.value.retry_after_s) == ("shutdown", 1)
+            with pytest.raises(NotReceived, match="shutting down"):
+                await router.submit(PROMPT)
+            call.leave()
+            await router.settled()
+            assert not router.told(RequestFailed) + router.told(RequestCancelled), "router-lost is the one end"
+
     async def test_it_says_that_it_lives(self, tmp_path: Path) -> None:
         beats: asyncio.Queue[RouterAlive] = asyncio.Queue()
 
