@@ -10,6 +10,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from shared.contracts.events import Finish
+from shared.contracts.geometry import RANKS_MAX
 from shared.contracts.ids import NodeId, RequestId, RouterId, Source, WorkerId
 
 TOKEN_BYTES = 4
@@ -27,6 +28,8 @@ Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Attempt = Annotated[int, Field(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Text = Annotated[str, Field(max_length=TEXT_CHARS_MAX)]
+SomeWorkers = Annotated[tuple[WorkerId, ...], Field(max_length=RANKS_MAX)]
+"""Of one node, which has no more workers than ranks: each named one may cost a full report."""
 
 
 class Message(BaseModel):
@@ -88,7 +91,7 @@ class Drain(Message):
     kind: Literal["drain"] = "drain"
     term: Number
     epoch: Number
-    workers: tuple[WorkerId, ...]
+    workers: SomeWorkers
     deadline_us: Number
 
 
@@ -130,7 +133,7 @@ class Report(Message):
     """Publish `cache-reported` for these workers, or for all."""
 
     kind: Literal["report"] = "report"
-    workers: tuple[WorkerId, ...] = ()
+    workers: SomeWorkers = ()
 
 
 Command = Annotated[
