@@ -90,4 +90,4 @@ def _show(told: "dict[str, Figures]", console: "Console", *, as_json: bool) -> N
     print(f"""
 Next: `make up` keeps the real system running. Then, in another terminal:
   {command()} trace send --limit 40 --rate 1 --shrink 0.03   # load it
-  {command()} events tail                                    # read what it decides""")
+  {command()} events tail   # read what it decides""")
