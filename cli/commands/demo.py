@@ -88,6 +88,6 @@ def _show(told: "dict[str, Figures]", console: "Console", *, as_json: bool) -> N
         return
     Console().print(table(told))
     print(f"""
-Next: `make up` keeps the real system running. Then, in another terminal:
-  {command()} trace send --limit 40 --rate 1 --shrink 0.03   # load it
-  {command()} events tail   # read what it decides""")
+Next: `make up` keeps the real system running. Load it and read what it decides:
+  {command()} trace send --phase 40:1:tool-agent --shrink 0.03125
+  {command()} events tail""")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import orjson
 
-from cli.embedded.environment import SystemChoices
+from cli.embedded.environment import TORCH_BLOCK_TOKENS, SystemChoices
 from cli.trace.generating import SHAPES, Phase, generated
 from cli.trace.rows import BLOCK_TOKENS, Row, read
 from cli.trace.shaping import at_speed, capped, jittered, shrunk
@@ -18,8 +18,6 @@ from shared.model.cost import Coefficients, load_coefficients
 SEED = 1
 TRACE_ROWS = 4_000
 """Rows of a given trace that are looked at, at most."""
-
-REAL_BLOCK_TOKENS = 16
 
 
 class Half(NamedTuple):
@@ -74,13 +72,13 @@ def real(model_dir: Path) -> Half:
             (1, 1, 2, 4),
             0,
             # Blocks as short as the trace's have become, or nothing that is shared would fill one.
-            {"worker": {"block_tokens": str(REAL_BLOCK_TOKENS), "blocks_per_rank": "512"}},
+            {"worker": {"block_tokens": str(TORCH_BLOCK_TOKENS)}},
         ),
         # Sessions of a conversation take minutes from turn to turn; these share within the minute that there is.
         shape="tool-agent",
         requests=64,
         requests_per_s=1.0,
-        shrink=REAL_BLOCK_TOKENS / BLOCK_TOKENS,
+        shrink=TORCH_BLOCK_TOKENS / BLOCK_TOKENS,
         prompt_tokens_max=512,
         output_tokens_max=8,
         concurrency=4,

@@ -13,8 +13,16 @@ from pathlib import Path
 from cli.embedded.data_dir import DataDir
 from shared.model.lattice import Composition
 
+TORCH_BLOCK_TOKENS = 16
+"""A small model's prompts are short: in blocks of 64 tokens a question asked twice would share nothing."""
+
 DEFAULTS = {
-    "torch": {"VERTUMNUS_COEFFICIENTS": "smollm2_135m_cpu", "VERTUMNUS_FIRST_TOKEN_SLACK_S": "60"},
+    "torch": {
+        "VERTUMNUS_COEFFICIENTS": "smollm2_135m_cpu",
+        "VERTUMNUS_BLOCK_TOKENS": str(TORCH_BLOCK_TOKENS),
+        "VERTUMNUS_BLOCKS_PER_RANK": "512",
+        "VERTUMNUS_FIRST_TOKEN_SLACK_S": "60",
+    },
     "modelled": {"VERTUMNUS_COEFFICIENTS": "qwen3_30b_a3b_h20"},
 }
 """What the engines need here, unless the user says otherwise. Nine ranks share a few CPU cores with everything else on the

@@ -23,7 +23,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 (SNIPPET,) = (code for language, code in BLOCKS if language == "python")
 (LINES,) = (code.splitlines() for language, code in BLOCKS if ".venv/bin/vertumnus" in code)
 
-FASTER = ("--rate 1 ", "--rate 20 ")
+FASTER = ("--shrink ", "--speed 20 --shrink ")
 """The modelled engine need not be spared."""
 
 
