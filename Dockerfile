@@ -2,8 +2,8 @@
 # (converts the small default model, once). Each runs as user 10001 and writes only to mounted directories and /tmp.
 #
 #   docker build --target control -t vertumnus-control .
-#   docker build --target worker -t vertumnus-worker .                                        # torch for CPUs
-#   docker build --target worker --build-arg TORCH_INDEX=https://pypi.org/simple -t … .       # torch for NVIDIA GPUs
+#   docker build --target worker -t vertumnus-worker .                              # torch as pip finds it: for NVIDIA GPUs
+#   docker build --target worker --build-arg TORCH_INDEX=<index of CPU wheels> -t … .  # gigabytes smaller
 ARG PYTHON_IMAGE=python:3.11-slim
 
 FROM ${PYTHON_IMAGE} AS control-packages
@@ -28,9 +28,9 @@ RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))
  && rm /tmp/requirements.txt
 
 FROM control-packages AS worker-packages
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=
 RUN version=$(sed -n 's/^torch==//p' constraints.txt) \
- && pip install --constraint constraints.txt --extra-index-url "${TORCH_INDEX}" "torch==${version}" safetensors
+ && pip install --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} "torch==${version}" safetensors
 
 FROM worker-packages AS model-packages
 RUN pip install --constraint constraints.txt transformers gguf accelerate \
