@@ -1,13 +1,14 @@
 """What the controller reads from its environment."""
 
+import json
 from typing import Annotated, Any
 
-from pydantic import Field, FilePath, field_validator
+from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
 from shared.contracts.ids import NodeId, check_token
 from shared.model.lattice import Composition, parse_composition
-from shared.runtime.settings import ServiceSettings
+from shared.runtime.settings import SecretFile, ServiceSettings
 
 
 class ControllerSettings(ServiceSettings):
@@ -16,7 +17,7 @@ class ControllerSettings(ServiceSettings):
     composition: Annotated[Composition, NoDecode] = Field(
         default=(1, 1, 2, 4), description="the first composition of a node that COMPOSITIONS does not name"
     )
-    compositions: dict[NodeId, Composition] = Field(
+    compositions: Annotated[dict[NodeId, Composition], NoDecode] = Field(
         default_factory=dict, description="first compositions by node, as JSON: for pools of unequal nodes"
     )
     capacity_share: float = Field(
@@ -28,7 +29,7 @@ class ControllerSettings(ServiceSettings):
             "stands in for a profile of each degree; 0.7 is a common utilisation limit of a queue, not a measurement"
         ),
     )
-    operator_key_file: FilePath | None = Field(
+    operator_key_file: SecretFile | None = Field(
         default=None, description="operators must send this file's content as bearer token; without it nobody is asked"
     )
 
@@ -40,19 +41,17 @@ class ControllerSettings(ServiceSettings):
     @field_validator("compositions", mode="before")
     @classmethod
     def _compositions(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise ValueError(f"no JSON: {error}") from None
         if not isinstance(value, dict):
             return value
         return {
             check_token("compositions", node): parse_composition(text) if isinstance(text, str) else text
             for node, text in value.items()
         }
-
-    @field_validator("operator_key_file")
-    @classmethod
-    def _has_a_key(cls, path: FilePath | None) -> FilePath | None:
-        if path is not None and not path.read_text().strip():
-            raise ValueError(f"{path} is empty")
-        return path
 
     def operator_key(self) -> str | None:
         """What operators have to send, if anything."""

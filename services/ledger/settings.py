@@ -1,8 +1,10 @@
 """What the ledger reads from its environment."""
 
-from pydantic import Field, FilePath, SecretStr, field_validator
+from urllib.parse import urlsplit
 
-from shared.runtime.settings import ServiceSettings
+from pydantic import Field, SecretStr, field_validator
+
+from shared.runtime.settings import SecretFile, ServiceSettings
 
 
 class LedgerSettings(ServiceSettings):
@@ -12,15 +14,22 @@ class LedgerSettings(ServiceSettings):
     database_connections_max: int = Field(
         default=4, ge=1, le=100, description="for queries; the copy has one of its own"
     )
-    operator_key_file: FilePath | None = Field(
+    operator_key_file: SecretFile | None = Field(
         default=None, description="queries need this key as a bearer token if set"
     )
 
     @field_validator("database_url")
     @classmethod
     def _postgres(cls, value: SecretStr) -> SecretStr:
-        if not value.get_secret_value().startswith(("postgresql://", "postgresql+asyncpg://")):
-            raise ValueError("must be a postgresql:// or postgresql+asyncpg:// URL")
+        try:
+            parts = urlsplit(value.get_secret_value())
+            fits = parts.scheme in ("postgresql", "postgresql+asyncpg") and parts.port != 0
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                "postgresql://USER:PASSWORD@HOST:PORT/DATABASE is needed, or the same with postgresql+asyncpg"
+            )
         return value
 
     def operator_key(self) -> str | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import DirectoryPath, Field, FilePath, field_validator
 
 from shared.model.cost import Coefficients, CoefficientsName, load_coefficients
-from shared.runtime.settings import ServiceSettings
+from shared.runtime.settings import SecretFile, ServiceSettings
 
 BLOCK_KEY_BYTES_MIN = 32
 
@@ -21,11 +21,15 @@ class RouterSettings(ServiceSettings):
         default="qwen3_30b_a3b_h20", description="cost model, a file in shared/model/coefficients"
     )
     speedup: float = Field(default=1.0, gt=0, le=1_000, description="of a modelled pool, as its workers are set")
-    api_key_file: FilePath | None = Field(default=None, description="API keys, one a line; without one no key is asked")
+    api_key_file: SecretFile | None = Field(
+        default=None, description="API keys, one a line; without one no key is asked"
+    )
 
     open_requests_max: int = Field(default=1_024, ge=1, le=100_000)
     body_bytes_max: int = Field(default=8 * 2**20, ge=1_024, le=2**30)
-    token_buffer_bytes_max: int = Field(default=256 * 2**20, ge=2**20, description="prompts held for agents to claim")
+    token_buffer_bytes_max: int = Field(
+        default=256 * 2**20, ge=2**20, le=2**40, description="prompts held for agents to claim"
+    )
     output_tokens_max: int = Field(default=4_096, ge=1, le=1_000_000)
     tokenizer_threads: int = Field(default=2, ge=1, le=64)
 
@@ -38,15 +42,12 @@ class RouterSettings(ServiceSettings):
     @field_validator("block_key_file")
     @classmethod
     def _long_enough(cls, path: Path) -> Path:
-        if (size := len(path.read_bytes())) < BLOCK_KEY_BYTES_MIN:
+        try:
+            size = len(path.read_bytes())
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        if size < BLOCK_KEY_BYTES_MIN:
             raise ValueError(f"{path} holds {size} bytes; at least {BLOCK_KEY_BYTES_MIN} are needed")
-        return path
-
-    @field_validator("api_key_file")
-    @classmethod
-    def _has_a_key(cls, path: Path | None) -> Path | None:
-        if path is not None and not path.read_bytes().strip():
-            raise ValueError(f"{path} holds no key")
         return path
 
     def block_key(self) -> bytes:

@@ -57,6 +57,14 @@ class ModelText:
         config = _json(directory / "config.json")
         settings = _json(directory / "tokenizer_config.json")
         generation = _json(directory / "generation_config.json", needed=False)
+        try:
+            self._read(directory, config, settings, generation)
+        except (LookupError, TypeError, ValueError) as error:
+            raise BadModelDirectory(f"{directory}: not as Hugging Face writes it: {error!r}") from error
+
+    def _read(
+        self, directory: Path, config: dict[str, Any], settings: dict[str, Any], generation: dict[str, Any]
+    ) -> None:
         self.vocabulary = int(config["vocab_size"])
         self.stop_tokens = _stop_tokens(generation.get("eos_token_id", config.get("eos_token_id")))
         self._special = {

@@ -41,18 +41,21 @@ class WorkerSettings(ServiceSettings):
     hung_step_s_min: float = Field(
         default=120.0,
         gt=0,
+        le=86_400,
         description="no step counts as hung before this, nor before 10 times its prediction: ranks that share CPU cores may"
         " be late by a minute; where each has a GPU, 5 is enough",
     )
     stop_s_max: float = Field(default=8.0, ge=0, le=25, description="what SIGTERM leaves running steps and streams")
 
-    modelled_vocabulary: int = Field(default=49_152, ge=2_000, description="generated ids stay below this")
+    modelled_vocabulary: int = Field(default=49_152, ge=2_000, le=2**31, description="generated ids stay below this")
     speedup: float = Field(default=1.0, gt=0, le=1_000, description="modelled time is divided by it")
     noise_sd: float = Field(default=0.0, ge=0, le=1, description="of a step's time, relative")
     straggler: float = Field(default=1.0, ge=0.1, le=100, description="factor on every step of this process")
     tpot_s: float = Field(default=0.03, gt=0, le=10, description="modelled time per decoded token")
-    link_bytes_per_s: float = Field(default=50e9, gt=0, description="modelled bandwidth of a hand-off")
-    kv_bytes_per_token: int = Field(default=98_304, ge=1, description="modelled KV (48 layers, 4 heads of 128, bf16)")
+    link_bytes_per_s: float = Field(default=50e9, gt=0, le=1e15, description="modelled bandwidth of a hand-off")
+    kv_bytes_per_token: int = Field(
+        default=98_304, ge=1, le=2**30, description="modelled KV (48 layers, 4 heads of 128, bf16)"
+    )
     seed: int = Field(default=0, description="of the modelled noise")
 
     @property

@@ -58,11 +58,10 @@ class Coefficients(BaseModel):
 def load_coefficients(name: str) -> Coefficients:
     """A set that ships with the project, by the name of its file. ValueError lists the known names."""
     folder = resources.files("shared.model") / "coefficients"
-    file = folder / f"{name}.json"
-    if not file.is_file():
-        known = sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json"))
-        raise ValueError(f"coefficients: {name!r} is not one of {known}")
-    return Coefficients.model_validate_json(file.read_text())
+    known = sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json"))
+    if name not in known:
+        raise ValueError(f"coefficients: {name[:64]!r} is not one of {known}")
+    return Coefficients.model_validate_json((folder / f"{name}.json").read_text())
 
 
 def _known(name: str) -> str:

@@ -12,6 +12,7 @@ from nats.aio.client import Client
 
 from shared.runtime.ports import Unavailable
 
+WHERE = "see VERTUMNUS_NATS_URL, VERTUMNUS_NATS_USER and VERTUMNUS_NATS_PASSWORD_FILE"
 CONNECT_LIMIT_S = 10.0
 RECONNECT_EVERY_S = 0.25
 PING_EVERY_S = 5
@@ -134,7 +135,7 @@ class NatsLink:
                 if self._refused.done()
                 else f"no answer within {limit_s:g} s: {self._last_error}"
             )
-            raise Unavailable(f"cannot connect to NATS at {self.addresses} ({reason})")
+            raise Unavailable(f"cannot connect to NATS at {self.addresses} ({reason}): {WHERE}")
         self._connected.set()
 
     async def close(self) -> None:
@@ -205,7 +206,7 @@ async def connect(
         except (nats.errors.Error, OSError) as error:
             # nats-py tries again by itself, but not when closing the socket that failed fails too.
             if loop.time() >= end:
-                raise Unavailable(f"cannot connect to NATS at {addresses} ({error})") from error
+                raise Unavailable(f"cannot connect to NATS at {addresses} ({error}): {WHERE}") from error
             await asyncio.sleep(RECONNECT_EVERY_S)
         else:
             return link

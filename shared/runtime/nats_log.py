@@ -131,7 +131,10 @@ async def open_log(link: NatsLink, subjects: Subjects, settings: ServiceSettings
     except nats.js.errors.ServiceUnavailableError as error:
         raise Unavailable(f"stream {subjects.stream}: {error.description}") from error
     except nats.js.errors.APIError as error:
-        raise ServerUnfit(f"NATS at {link.addresses}: stream {subjects.stream}: {error.description}") from error
+        raise ServerUnfit(
+            f"NATS at {link.addresses}: stream {subjects.stream}: {error.description}: see VERTUMNUS_STREAM_BYTES_MAX,"
+            f" VERTUMNUS_STREAM_AGE_MAX_S and VERTUMNUS_STREAM_REPLICAS"
+        ) from error
     except nats.errors.Error as error:
         raise Unavailable(f"stream {subjects.stream}: {error}") from error
     return NatsLog(link, subjects.stream, identity, clock, ids)

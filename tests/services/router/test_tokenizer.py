@@ -111,6 +111,23 @@ def test_a_broken_directory_names_the_file(directory: Path, broken: str) -> None
         ModelText(directory)
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", "{}"),
+        ("config.json", '{"vocab_size": "x"}'),
+        ("config.json", '{"vocab_size": null}'),
+        ("generation_config.json", '{"eos_token_id": ["x"]}'),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}'),
+        ("tokenizer_config.json", '{"chat_template": 7}'),
+    ],
+)
+def test_a_directory_with_other_content_is_named(directory: Path, file: str, content: str) -> None:
+    (directory / file).write_text(content)
+    with pytest.raises(BadModelDirectory, match=str(directory)):
+        ModelText(directory)
+
+
 async def test_the_event_loop_goes_on_while_a_long_text_is_encoded(directory: Path) -> None:
     text, threads = ModelText(directory), TextThreads(1)
     encoding = asyncio.ensure_future(threads.run(text.encode, "word " * 200_000, 10**7))
