@@ -97,6 +97,9 @@ class NatsLink:
 
     async def connected(self) -> None:
         """Returns when the server is there."""
+        # The client knows that it is away a moment before it tells us.
+        if not self.client.is_connected:
+            self._connected.clear()
         await self._connected.wait()
 
     async def closed(self) -> Exception:
