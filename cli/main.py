@@ -2,7 +2,7 @@
 
 import typer
 
-from cli.commands import demo, doctor, events, ledger, trace, up
+from cli.commands import demo, doctor, events, ledger, status, trace, up
 
 app = typer.Typer(
     name="vertumnus",
@@ -15,6 +15,7 @@ app = typer.Typer(
 app.command("up")(up.up)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
+app.command("status")(status.status)
 app.add_typer(trace.app, name="trace")
 app.add_typer(events.app, name="events")
 app.add_typer(ledger.app, name="ledger")

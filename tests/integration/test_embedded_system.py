@@ -1,8 +1,10 @@
 """The whole system as `vertumnus up` runs it, all of it real but for the engine, which is the modelled one."""
 
+import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +29,7 @@ class System:
     """The running system, its API and its record."""
 
     def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.up = Up(directory)
         self.printed = self.up.ready()
         key = (directory / "operator.key").read_text()
@@ -36,6 +39,12 @@ class System:
     def ask(self) -> httpx.Response:
         """One completion."""
         return self.api.post("/completions", json={"model": "modelled", "prompt": PROMPT, "max_tokens": 3})
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`vertumnus <arguments>` on this system."""
+        run = [sys.executable, "-c", "from cli.main import app; app()", *arguments]
+        environment = {**os.environ, "VERTUMNUS_DATA_DIR": str(self.directory)}
+        return subprocess.run(run, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
     def completed(self) -> int:
         """How many completions the record holds. Raises while the record is away."""
@@ -92,3 +101,19 @@ def test_serving_does_not_need_the_record(system: System) -> None:
     os.kill(system.up.child("bin/postgres"), signal.SIGKILL)
     assert system.ask().status_code == 200
     eventually(lambda: system.completed() == before + 1)
+
+
+def test_status_tells_what_runs(system: System) -> None:
+    def told() -> dict[str, Any]:
+        shown: dict[str, Any] = json.loads(system.command("status", "--json").stdout)
+        return shown
+
+    eventually(lambda: all(told()["services"].values()))
+    assert set(told()["services"]) == {"ledger", "controller", "cachemgr", "worker", "router"}
+    assert [each["degree"] for each in told()["workers"]] == [1, 1, 2, 4]
+    assert system.command("status").returncode == 0
+    assert "n0/1/4" in system.command("status").stdout
+
+
+def test_the_record_is_whole_after_every_death(system: System) -> None:
+    eventually(lambda: system.command("events", "audit", "--settled").returncode == 0)
