@@ -30,6 +30,7 @@ from shared.contracts.events import (
 )
 from shared.contracts.ids import NodeId, RequestId, Source
 from shared.model.cost import US_PER_S
+from shared.model.lost_routers import LostRouters
 from shared.model.parameters import Parameters
 from shared.model.pool import Pool
 
@@ -81,12 +82,13 @@ class Windows:
     counted: deque[tuple[int, Tally]] = field(default_factory=deque)
     open: dict[RequestId, Asked] = field(default_factory=dict)
     profiled_us: dict[NodeId, int] = field(default_factory=dict)
+    lost_routers: LostRouters = field(default_factory=LostRouters)
 
 
 def evolve(windows: Windows, stored: Stored, parameters: Parameters) -> None:
     """Fold one event; `parameters` are those in force at it."""
     match stored.data:
-        case RequestReceived() as data:
+        case RequestReceived() as data if stored.event.source not in windows.lost_routers:
             windows.open[data.request] = Asked(data.prompt_tokens, data.slo_us, stored.event.source)
         case RequestAssigned(attempt=1) as data:
             _count(windows, stored.stream_seq, _first_attempt(data, parameters.long_tokens))
@@ -99,6 +101,7 @@ def evolve(windows: Windows, stored: Stored, parameters: Parameters) -> None:
         case ended if isinstance(ended, ENDS):
             windows.open.pop(ended.request, None)
         case RouterLost() as data:
+            windows.lost_routers.add(data.source)
             for request in [each for each, asked in windows.open.items() if asked.source == data.source]:
                 del windows.open[request]
         case EpochCommitted() as data:

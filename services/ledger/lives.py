@@ -17,6 +17,7 @@ from shared.contracts.events import (
     RouterLost,
 )
 from shared.contracts.ids import NodeId, RequestId
+from shared.model.lost_routers import LostRouters
 
 Violated = Callable[[str], None]
 
@@ -34,9 +35,13 @@ class RequestLives:
         self._over: dict[RequestId, int] = {}
         """The last attempt that was assigned, and the last that is over: redirected, prefilled or aborted."""
         self._ended: set[RequestId] = set()
+        self._lost = LostRouters()
 
     def fold(self, event: Envelope, incomplete: bool) -> None:
         """The next event. `incomplete`: events are missing before it, so a request may begin in the middle."""
+        if event.source in self._lost:
+            self._fold_of_lost(event)
+            return
         match event.data:
             case RequestReceived() as data:
                 self.received += 1
@@ -49,6 +54,7 @@ class RequestLives:
                 if data.request in self.open:
                     self._over[data.request] = max(self._over.get(data.request, 0), data.attempt)
             case RouterLost() as data:
+                self._lost.add(data.source)
                 for request in [each for each, source in self.open.items() if source == data.source]:
                     self._end(request, event.type)
             case ended if isinstance(ended, ENDS):
@@ -60,6 +66,13 @@ class RequestLives:
                     self._violated(f"request {ended.request}: {event.type} although it was never received")
             case _:
                 pass
+
+    def _fold_of_lost(self, event: Envelope) -> None:
+        """A router that does not know yet that it was declared lost: what it receives has ended, whatever it says."""
+        if isinstance(event.data, RequestReceived):
+            self.received += 1
+            self.ends[RouterLost.TYPE] += 1
+            self._ended.add(event.data.request)
 
     def _assign(self, data: RequestAssigned, incomplete: bool) -> None:
         if data.request not in self.open:

@@ -13,11 +13,12 @@ from services.ledger.readmodels import ReadModels
 from services.ledger.runs import Run, restore
 from shared.contracts.codec import decode
 from shared.contracts.envelope import Stored
-from shared.contracts.events import CacheReported, NodeRegistered, PlacementReconciled, RequestReceived
+from shared.contracts.events import CacheReported, NodeRegistered, PlacementReconciled, RequestReceived, RouterLost
 from shared.contracts.ids import BlockId, NodeId, RequestId, Source, WorkerId, unpack_block_ids
 from shared.model import holders as holders_fold
 from shared.model.holders import ENDED_BLOCKS_MAX, ENDED_CHAINS_MAX, Chain, Held, Holders
 from shared.model.lattice import Group
+from shared.model.lost_routers import LOST_ROUTERS_MAX, LostRouters
 from shared.model.parameters import Parameters
 from shared.model.pool import Node, Pool, Worker
 
@@ -32,6 +33,11 @@ WHERE r.ended IS NULL ORDER BY r.received_log, r.received_seq
 ENDED_REQUESTS = """
 SELECT r.request, d.raw FROM requests r LEFT JOIN decisions d ON d.id = r.received_id
 WHERE r.ended IS NOT NULL ORDER BY r.end_log DESC, r.end_seq DESC, r.received_log DESC, r.received_seq DESC LIMIT $1
+"""
+
+LOST_ROUTERS = """
+SELECT d.raw FROM decisions d JOIN logs l ON l.log = d.log
+WHERE d.type = 'router-lost' ORDER BY l.number DESC, d.stream_seq DESC LIMIT $1
 """
 
 UNCOMMITTED_RECONCILIATIONS = """
@@ -81,9 +87,15 @@ async def _pool(connection: Any) -> Pool:
     return pool
 
 
+async def _lost_routers(connection: Any) -> LostRouters:
+    rows = await connection.fetch(LOST_ROUTERS, LOST_ROUTERS_MAX)
+    lost = [decode(row["raw"]).data for row in reversed(rows)]
+    return LostRouters(each.source for each in lost if isinstance(each, RouterLost))
+
+
 async def _holders(connection: Any) -> Holders:
     """The requests' chains and what the cache manager has prepared; `_caches` adds what workers hold."""
-    holders = Holders()
+    holders = Holders(lost_routers=await _lost_routers(connection))
     for row in await connection.fetch(OPEN_REQUESTS):
         request = RequestId(row["request"])
         holders.open[request] = Source(row["source"])

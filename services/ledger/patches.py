@@ -29,6 +29,7 @@ from shared.contracts.events import (
     RequestReceived,
     RequestRedirected,
     RequestRejected,
+    RouterLost,
     WindowClosed,
 )
 from shared.contracts.ids import RequestId
@@ -63,6 +64,12 @@ def patches(place: Place, stored: Stored) -> list[Patch]:
         or _reclamation(data, time_ns)
     )
     return [found] if found else []
+
+
+def end_at_once(place: Place, stored: Stored, request: RequestId) -> Patch:
+    """A request whose router had been declared lost before it received it."""
+    row = end(place, stored, request).row
+    return Patch("requests", {**row, "ended": RouterLost.TYPE})
 
 
 def end(place: Place, stored: Stored, request: RequestId) -> Patch:

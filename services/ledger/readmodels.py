@@ -7,7 +7,7 @@ believe. `tables.py` writes the changes; `loading.py` brings a state back out of
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.ledger.patches import Patch, Place, Row, end, patches
+from services.ledger.patches import Patch, Place, Row, end, end_at_once, patches
 from services.ledger.records import KEY_CHARS_MAX, Record
 from services.ledger.runs import WorkerRuns, settle
 from shared.contracts.envelope import EventData, Stored
@@ -26,6 +26,7 @@ from shared.contracts.events import (
     NodeRegistered,
     ParametersChanged,
     RankAdoptedEpoch,
+    RequestReceived,
     RouterLost,
     Thawed,
     Uncordoned,
@@ -174,6 +175,8 @@ def _check_key(patch: Patch) -> None:
 def _ends(models: ReadModels, place: Place, stored: Stored) -> list[Patch]:
     """Each request's first end counts; the audit reports a second one."""
     match stored.data:
+        case RequestReceived() as received if stored.event.source in models.holders.lost_routers:
+            return [end_at_once(place, stored, received.request)]
         case ended if isinstance(ended, ENDS):
             known = ended.request in models.holders.ended
             return [] if known else [end(place, stored, ended.request)]

@@ -10,7 +10,6 @@ redirected or ended, or its router or its node was lost. Rules that keep the fol
 3.  A request of a router that was declared lost is not open, whatever that router still writes.
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from shared.contracts.envelope import Stored
@@ -28,13 +27,11 @@ from shared.contracts.events import (
     RouterLost,
 )
 from shared.contracts.ids import NodeId, RequestId, Source, WorkerId, node_of
+from shared.model.lost_routers import LostRouters
 
 HUNG_FACTOR = 3
 HUNG_US_MIN = 5_000_000
 """A step that has run longer than both bounds makes its worker ineligible: a hung worker must not look idle."""
-
-LOST_ROUTERS_MAX = 1_000
-"""Lost router processes that are remembered; what one could still write arrives within seconds of its loss."""
 
 
 @dataclass(slots=True)
@@ -93,7 +90,7 @@ class Loads:
     output_tokens: dict[WorkerId, int] = field(default_factory=dict)
     incarnations: dict[NodeId, int] = field(default_factory=dict)
     node_ended_seq: dict[NodeId, int] = field(default_factory=dict)
-    lost_routers: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    lost_routers: LostRouters = field(default_factory=LostRouters)
 
     def check(self) -> None:
         """The sums are those of the open requests."""
@@ -218,9 +215,7 @@ def _end(loads: Loads, request: RequestId) -> None:
 def _lose_router(loads: Loads, source: str) -> None:
     for request in [each for each, opened in loads.open.items() if opened.source == source]:
         _end(loads, request)
-    loads.lost_routers[source] = None
-    if len(loads.lost_routers) > LOST_ROUTERS_MAX:
-        loads.lost_routers.popitem(last=False)
+    loads.lost_routers.add(source)
 
 
 def _end_node(loads: Loads, node: NodeId, seq: int) -> None:

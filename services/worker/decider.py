@@ -12,7 +12,6 @@ jobs on the desk, and the geometry that the engine serves between `adopt` and it
 Every decision is pure and safe to repeat: what is said already gives [].
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, assert_never
@@ -41,9 +40,7 @@ from shared.contracts.events import (
 from shared.contracts.ids import BLOCK_ID_BYTES, BlockId, NodeId, WorkerId, epoch_of, worker_id
 from shared.model.cost import US_PER_S
 from shared.model.lattice import Composition, Group, groups_of
-
-LOST_ROUTERS_MAX = 1_000
-"""Lost router processes that are remembered; what one could still send arrives within seconds of its loss."""
+from shared.model.lost_routers import LostRouters
 
 
 class Geometry(NamedTuple):
@@ -76,7 +73,7 @@ class State:
     served: Geometry = NO_GEOMETRY
     numbers: dict[WorkerId, int] = field(default_factory=dict)
     held_blocks: dict[WorkerId, int] = field(default_factory=dict)
-    lost_routers: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    lost_routers: LostRouters = field(default_factory=LostRouters)
 
 
 class Prefilled(NamedTuple):
@@ -109,9 +106,7 @@ def evolve(state: State, stored: Stored) -> None:
         case LeadershipTaken() as data:
             state.term = max(state.term, data.term)
         case RouterLost() as data:
-            state.lost_routers[data.source] = None
-            if len(state.lost_routers) > LOST_ROUTERS_MAX:
-                state.lost_routers.popitem(last=False)
+            state.lost_routers.add(data.source)
         case BlocksStored() as data:
             state.numbers[data.worker] = data.number
             state.held_blocks[data.worker] = state.held_blocks.get(data.worker, 0) + data.blocks

@@ -29,6 +29,7 @@ from shared.contracts.events import (
     Trust,
 )
 from shared.contracts.ids import BlockId, NodeId, RequestId, Source, WorkerId, node_of, unpack_block_ids
+from shared.model.lost_routers import LostRouters
 
 ENDED_CHAINS_MAX = 10_000
 """Chains of ended requests that are kept, because an agent's `blocks-stored` may be folded after the request's end."""
@@ -73,6 +74,7 @@ class Holders:
     ended_blocks: int = 0
     incarnations: dict[NodeId, int] = field(default_factory=dict)
     reconciled: dict[tuple[NodeId, int], PlacementReconciled] = field(default_factory=dict)
+    lost_routers: LostRouters = field(default_factory=LostRouters)
     watcher: Watcher | None = None
 
     def matched_blocks(self, worker: WorkerId, chain: Sequence[BlockId]) -> int:
@@ -123,10 +125,14 @@ def evolve(holders: Holders, stored: Stored) -> None:
             # A chain that goes on from known blocks is of another version: what is stored of it cannot be credited.
             if not received.known_blocks:
                 holders.chains[received.request] = tuple(unpack_block_ids(received.block_ids))
-            holders.open[received.request] = stored.event.source
+            if stored.event.source in holders.lost_routers:
+                end(holders, received.request)
+            else:
+                holders.open[received.request] = stored.event.source
         case ended if isinstance(ended, ENDS):
             end(holders, ended.request)
         case RouterLost() as lost:
+            holders.lost_routers.add(lost.source)
             for request in [each for each, source in holders.open.items() if source == lost.source]:
                 end(holders, request)
         case BlocksStored() as data:

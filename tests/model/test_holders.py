@@ -147,6 +147,10 @@ def test_a_lost_router_ends_its_requests_alone(story: HoldersStory) -> None:
     story.receives("q2", "b", source="router-2")
     story.tell(RouterLost(router=RouterId("r1"), source="router-1"))
     assert set(story.holders.open) == {"q2"}
+    story.receives("q3", "c", source="router-1")
+    assert set(story.holders.open) == {"q2"}, "it did not know yet"
+    assert set(story.holders.ended) == {"q1", "q3"}
+    story.holders.check()
 
 
 def test_evictions_shorten_the_match(story: HoldersStory) -> None:

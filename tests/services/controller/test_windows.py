@@ -121,6 +121,7 @@ def test_requests_that_end_otherwise_leave_nothing_behind() -> None:
     story.tell(RouterRegistered(router=RouterId("r")), received("a", 10, 5), received("b", 10, 5), source="r-1-aa")
     story.tell(RequestCancelled(request=RequestId("a")), source="r-1-aa")
     story.tell(RouterLost(router=RouterId("r"), source="r-1-aa"))
+    story.tell(received("late", 10, 5), source="r-1-aa")
     assert set(story.state.windows.open) == {"other"}, "another router's goes on"
 
 

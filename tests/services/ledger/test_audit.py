@@ -72,6 +72,13 @@ GOOD_LIVES = {
         completed("r", W, 1),
     ],
     "router lost": [received("r", 9), assigned("r", W, 9), RouterLost(router="x", source="somebody-1-0000")],
+    "received by a router that does not know yet that it was declared lost": [
+        RouterLost(router="x", source="somebody-1-0000"),
+        received("r", 9),
+        assigned("r", W, 9),
+        redirected(1),
+        completed("r", W, 1),
+    ],
     "prefilled after its end": [
         received("r", 9),
         assigned("r", W, 9),
@@ -102,6 +109,14 @@ def test_a_bad_life_is_a_violation(rule: str) -> None:
     found = violations(BAD_LIVES[rule])
     assert len(found) == 1, found
     assert rule in found[0]
+
+
+def test_what_a_lost_router_receives_has_ended() -> None:
+    lives, told = RequestLives(pytest.fail), Story()
+    told.tell(RouterLost(router="x", source="somebody-1-0000"), received("r", 9), assigned("r", W, 9))
+    for each in told.events:
+        lives.fold(each.event, incomplete=False)
+    assert (lives.received, dict(lives.ends), lives.open) == (1, {"router-lost": 1}, {})
 
 
 def test_after_a_gap_a_life_may_begin_in_the_middle() -> None:

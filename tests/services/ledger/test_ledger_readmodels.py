@@ -82,6 +82,8 @@ def eventful() -> Iterator[Told]:
     yield Told("router", received("lost-1", 64, block_ids=ids(200)), "lost-1")
     yield Told("controller", RouterLost(router="router", source="router-1-0"))
     yield Told("router", completed("lost-1", W0, 5), "lost-1")  # a second end
+    yield Told("router", received("late", 64, block_ids=ids(202)), "late")  # it does not know yet
+    yield Told("router", assigned("late", W0, 64), "late")
     yield Told("worker", NodeLost(node=N0, incarnation=1, reason="rank died"))
     yield Told("worker", registered(incarnation=2, epoch=3, composition=(2, 2, 4)))
     # What no service would say, and what must not stop the record:
@@ -91,7 +93,7 @@ def eventful() -> Iterator[Told]:
     yield Told("router", bad_chain, "bad-chain")
     yield Told("controller", replication("x" * 300))
     yield Told("controller", committed(epoch=4, composition=(2, 2, 4)))
-    yield Told("router", received("last", 64, block_ids=ids(201)), "last")
+    yield Told("controller", received("last", 64, block_ids=ids(201)), "last")  # of a process that is not lost
     last = stored(WorkerId("n0/4/0"), 1, cause="fetch", blocks=3)
     yield Told("worker", last.model_copy(update={"incarnation": 2}))
 
@@ -148,6 +150,7 @@ def told_by(models: ReadModels) -> dict[str, object]:
         "open": list(holders.open.items()),
         "ended": list(holders.ended.items()),
         "incarnations": holders.incarnations,
+        "lost_routers": list(holders.lost_routers),
         "parameters": models.parameters,
         "sources": models.sources,
         "runs": {worker: runs for worker, runs in models.runs.items() if runs.runs},
@@ -202,6 +205,7 @@ async def test_rows_of_requests_and_epochs(writer: RecordWriter, seals: Seals) -
     found = await tables(writer.connection)
     requests = {row["request"]: row for row in found["requests"]}
     assert requests["lost-1"]["ended"] == "router-lost", "the first end counts"
+    assert requests["late"]["ended"] == "router-lost", "its router had been lost before"
     assert requests["last"]["ended"] is None
     assert requests["open-1"]["attempts"] == 1
     assert requests["open-1"]["worker"] == W0
