@@ -42,8 +42,8 @@ class WorkerSettings(ServiceSettings):
         default=120.0,
         gt=0,
         le=86_400,
-        description="no step counts as hung before this, nor before 10 times its prediction: ranks that share CPU cores may"
-        " be late by a minute; where each has a GPU, 5 is enough",
+        description="no step of busy ranks counts as hung before this, nor before 10 times its prediction: ranks that share CPU"
+        " cores may be late by a minute; where each has a GPU, 5 is enough. Ranks that do not run are noticed in 3 s",
     )
     stop_s_max: float = Field(default=8.0, ge=0, le=25, description="what SIGTERM leaves running steps and streams")
 

@@ -22,8 +22,8 @@ from services.worker.waiting import within
 from shared.contracts.commands import Accepted, Adopt, Drain, Refused
 from shared.contracts.ids import WorkerId
 
-PARK_LIMIT_S = 1.5
-"""The controller allows a switch 2 s."""
+PARK_LIMIT_S = 1.0
+"""The controller allows a switch 2 s, and an engine takes its share of them to find out that a rank is not ready."""
 
 HOLD_S = 3.0
 """How long a drained node waits for its switch: the limit of the switch, and a second for the order to come."""

@@ -8,8 +8,8 @@ routers or of the log. Rules for every engine:
 2.  A command that names an epoch is refused with `StaleEpoch` unless it is the epoch the engine serves: geometry is
     pinned per step, and nothing runs under one that has been left.
 3.  `adopt` happens at a step boundary: the agent lets running steps finish first, or the call raises `Busy`. All ranks
-    adopt or none does. Weights and KV stay where they are. Afterwards `resident` tells what each new worker holds: a split
-    leaves out blocks whose parents lie on a sibling's ranks, and a later merge may bring them back.
+    adopt or none does (`RolledBack`). Weights and KV stay where they are. Afterwards `resident` tells what each new worker
+    holds: a split leaves out blocks whose parents lie on a sibling's ranks, and a later merge may bring them back.
 4.  A block is stored only when every layer of it is. Holders are prefix-closed: a worker never holds a block without its
     parent, eviction goes leaf first.
 5.  The KV of a finished prefill stays pinned until `release`, so a hand-off may read it right through an eviction, a later
@@ -43,6 +43,11 @@ class StaleEpoch(EngineError):
 
 class Busy(EngineError):
     """`adopt` while a step runs, or `prefill` on a worker that runs one. Nothing was done; safe to repeat."""
+
+
+class RolledBack(EngineError):
+    """`adopt` did not bring every rank along. All of them serve the old epoch as before; safe to repeat, under any number that
+    is above the one served."""
 
 
 class OutOfBlocks(EngineError):
@@ -207,8 +212,8 @@ class Engine(Protocol):
     async def adopt(self, epoch: int, composition: Composition) -> tuple[RankAdopted, ...]:
         """Serve `composition` from now on. Repeating the epoch that is served is a no-op that answers again.
 
-        Errors: StaleEpoch if `epoch` is older than the one served; Busy; ValueError for a composition that does not cover
-        the prefill ranks exactly; EngineDied.
+        Errors: StaleEpoch if `epoch` is older than the one served; Busy; RolledBack; ValueError for a composition that does
+        not cover the prefill ranks exactly; EngineDied.
         """
 
     async def prefill(self, step: PrefillStep) -> StepResult:

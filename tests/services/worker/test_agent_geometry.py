@@ -2,6 +2,8 @@
 
 import pytest
 
+from services.worker.engine.modelled import ModelledEngine
+from services.worker.engine.protocol import RankAdopted, RolledBack
 from shared.contracts.commands import Adopt, Drain
 from shared.contracts.events import (
     CacheReported,
@@ -13,6 +15,7 @@ from shared.contracts.events import (
     RankAdoptedEpoch,
 )
 from shared.contracts.ids import WorkerId
+from shared.model.lattice import Composition
 from tests.services.worker.scripted import NODE, World, prompt, running, worker
 
 
@@ -182,6 +185,40 @@ async def test_a_step_that_outlasts_the_switch_is_not_disturbed() -> None:
         await world.clock.advance(2.0)
         assert len(world.of("long")) == 1
         assert world.state.served.epoch == 1
+
+
+class Reluctant(ModelledEngine):
+    """Its ranks are not all ready for epoch 2."""
+
+    async def adopt(self, epoch: int, composition: Composition) -> tuple[RankAdopted, ...]:
+        if epoch == 2:
+            raise RolledBack("ranks [1] were not ready")
+        return await super().adopt(epoch, composition)
+
+
+async def test_a_switch_that_was_rolled_back_is_refused_and_the_old_workers_serve() -> None:
+    world = World(engine_class=Reluctant)
+    async with running(world):
+        await world.ask(world.assignment("before", prompt(100), at=worker(2)))
+        await world.ask(order(worker(0), worker(1)))
+        await world.clock.advance(0.2)
+        assert len(world.events(DrainCompleted)) == 1
+        await world.ask(world.assignment("held", prompt(100, seed=1), at=worker(2)))
+        for _ in range(2):
+            refusal = await world.adopt(2, (4,))
+            assert (refusal.kind, refusal.reason) == ("refused", "engine")
+            assert "ranks [1]" in refusal.detail
+        assert {each.epoch for each in world.events(RankAdoptedEpoch)} == {1}
+        assert world.state.served.epoch == 1
+        assert len(world.of("held")) == 1, "workers that do not retire go on at once"
+        assert (await world.ask(world.assignment("late", prompt(10)))).reason == "draining"
+        await world.decide(EpochAborted(node=NODE, epoch=2, step="switching", reason="took longer than 2 s"))
+        assert (await world.ask(world.assignment("again", prompt(10)))).kind == "accepted"
+        await world.clock.advance(0.1)
+        assert len(world.of("again")) == 1
+        assert (await world.adopt(3, (4,))).kind == "accepted"
+        assert {each.epoch for each in world.events(RankAdoptedEpoch)} == {1, 3}
+        assert len(world.engines) == 1, "nothing has died"
 
 
 async def test_an_old_leader_is_not_obeyed() -> None:

@@ -4,10 +4,9 @@ This side has no torch in it. It decides which slots a prompt gets, tells the ra
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeVar
 
 from services.worker.engine.kv_pool import KvPool
 from services.worker.engine.protocol import (
@@ -29,15 +28,15 @@ from services.worker.engine.step_items import Reserved, cancel, finish, reserve
 from services.worker.engine.torch.checks import check_item, check_sampling, describe
 from services.worker.engine.torch.decode_side import DecodeSide
 from services.worker.engine.torch.kv_layout import KvLayout
-from services.worker.engine.torch.messages import Commit, Done, Part, Prefill, Prefilled, Prepare
+from services.worker.engine.torch.messages import Part, Prefill, Prefilled
 from services.worker.engine.torch.model_config import read_config
 from services.worker.engine.torch.ranks import Ranks
 from services.worker.engine.torch.settings import TorchSettings
+from services.worker.engine.torch.switch import Switch
+from services.worker.engine.torch.unbroken import to_the_end
 from services.worker.engine.torch.zygote import Zygote
 from shared.contracts.ids import BlockId, RequestId
-from shared.model.lattice import Composition, Group, groups_of
-
-_T = TypeVar("_T")
+from shared.model.lattice import Composition, Group
 
 
 @dataclass(slots=True)
@@ -61,12 +60,9 @@ class TorchEngine:
         layout = KvLayout.of(self._config, settings.block_tokens, settings.blocks_per_rank)
         context_tokens = min(settings.context_tokens_max, self._config.positions_max)
         self._ranks = Ranks(settings, layout, context_tokens, self._numbers, self._on_loss)
+        self._switch = Switch(self._ranks, self._pool, self._numbers, settings.switch_timeout_s)
         self._decode_side = DecodeSide(self._ranks, settings, context_tokens, layout.block_bytes, self._numbers)
         self._started = False
-        self._epoch = 0
-        self._composition: Composition = ()
-        self._adopted: tuple[RankAdopted, ...] = ()
-        self._adopting = False
         self._steps: dict[Group, _Step] = {}
         self._dead = asyncio.Event()
 
@@ -116,58 +112,25 @@ class TorchEngine:
     # --- geometry
 
     async def adopt(self, epoch: int, composition: Composition) -> tuple[RankAdopted, ...]:
-        """See `Engine.adopt`. Two rounds: every rank meets its new group, then every rank switches."""
+        """See `Engine.adopt`."""
         self._check_alive()
-        groups = groups_of(composition)
-        if sum(composition) != self._settings.prefill_ranks:
-            raise ValueError(f"composition {composition}: must cover {self._settings.prefill_ranks} prefill ranks")
-        if epoch < max(self._epoch, 1):
-            raise StaleEpoch(f"epoch {epoch}: the engine serves {self._epoch}")
-        if epoch == self._epoch and composition != self._composition:
-            raise ValueError(f"composition {composition}: epoch {epoch} is served with {self._composition}")
-        if epoch == self._epoch:
-            return self._adopted
-        if self._steps or self._adopting:
-            raise Busy(f"epoch {epoch}: {'another switch' if self._adopting else 'a step'} is running")
-        self._adopting = True
-        return await _to_the_end(self._switch(epoch, composition, groups))
-
-    async def _switch(self, epoch: int, composition: Composition, groups: Sequence[Group]) -> tuple[RankAdopted, ...]:
-        members = [(self._ranks.prefill[rank], group) for group in groups for rank in group.ranks]
-        try:
-            prepared = await asyncio.gather(
-                *(
-                    rank.ask(Prepare(next(self._numbers), epoch, group.first_rank, group.degree))
-                    for rank, group in members
-                )
-            )
-            await asyncio.gather(*(rank.ask(Commit(next(self._numbers), epoch)) for rank, _ in members))
-        finally:
-            self._adopting = False
-        self._pool.adopt(composition)
-        self._epoch, self._composition = epoch, composition
-        self._adopted = tuple(
-            RankAdopted(rank.rank, done.seconds)
-            for (rank, _), done in zip(members, prepared, strict=True)
-            if isinstance(done, Done)
-        )
-        return self._adopted
+        return await self._switch.adopt(epoch, composition, stepping=bool(self._steps))
 
     # --- prefill
 
     async def prefill(self, step: PrefillStep) -> StepResult:
         """See `Engine.prefill`."""
         self._check_alive()
-        if step.epoch != self._epoch:
-            raise StaleEpoch(f"epoch {step.epoch}: the engine serves {self._epoch}")
-        if self._adopting or step.group in self._steps:
-            raise Busy(f"group {step.group}: {'a switch' if self._adopting else 'a step'} is running")
+        if step.epoch != self._switch.epoch:
+            raise StaleEpoch(f"epoch {step.epoch}: the engine serves {self._switch.epoch}")
+        if self._switch.running or step.group in self._steps:
+            raise Busy(f"group {step.group}: {'a switch' if self._switch.running else 'a step'} is running")
         for item in step.items:
             check_item(item, self._description, self._config.vocab)
         items = reserve(self._pool, step)
         running = self._steps[step.group] = _Step(frozenset(item.request for item in step.items))
         try:
-            return await _to_the_end(self._run(step, items, running))
+            return await to_the_end(self._run(step, items, running))
         except asyncio.CancelledError:
             for item in step.items:
                 self.cancel(item.request)
@@ -193,7 +156,7 @@ class TorchEngine:
 
     async def _compute(self, group: Group, items: Sequence[Reserved]) -> dict[int, Token]:
         """The first token of each item that ends its prompt, by its place in the step."""
-        command = Prefill(next(self._numbers), self._epoch, tuple(map(self._part, items)))
+        command = Prefill(next(self._numbers), self._switch.epoch, tuple(map(self._part, items)))
         replies = await asyncio.gather(*(self._ranks.prefill[rank].ask(command) for rank in group.ranks))
         chosen = [pair for reply in replies if isinstance(reply, Prefilled) for pair in reply.tokens]
         ending = [number for number, reserved in enumerate(items) if reserved.ends_prompt]
@@ -254,10 +217,3 @@ class TorchEngine:
 
     def _running(self, request: RequestId) -> _Step | None:
         return next((step for step in self._steps.values() if request in step.requests), None)
-
-
-async def _to_the_end(work: Coroutine[Any, Any, _T]) -> _T:
-    """Await `work` in a task of its own: a caller that leaves must not leave ranks and index at odds."""
-    task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may have gone
-    return await asyncio.shield(task)

@@ -5,7 +5,6 @@ NCCL or gloo is decided here and nowhere else. On CPU it is gloo, over the loopb
 
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -22,20 +21,19 @@ class Groups:
     def __init__(self, rank: int, ranks: int, store_path: str) -> None:
         store = dist.FileStore(store_path, ranks)  # type: ignore[attr-defined]
         dist.init_process_group(BACKEND, store=store, rank=rank, world_size=ranks, timeout=COLLECTIVE_LIMIT)
+        self._rank = rank
         self._groups = {
             group: dist.new_group(list(group.ranks), timeout=COLLECTIVE_LIMIT)
             for group in lattice(ranks)
             if group.degree > 1
         }
 
+    def has(self, group: Group) -> bool:
+        """Whether this rank can serve in the group."""
+        return self._rank in group.ranks and (group.degree == 1 or group in self._groups)
+
     def all_gather(self, group: Group, local: Tensor) -> Tensor:
         """(degree, *local.shape), in rank order. Every rank of the group gives the same shape, of at least one dimension."""
         gathered = local.new_empty((group.degree * local.shape[0], *local.shape[1:]))
         dist.all_gather_single(gathered, local.contiguous(), group=self._groups[group])
         return gathered.view(group.degree, *local.shape)
-
-    def agree(self, group: Group, value: int) -> bool:
-        """A barrier at which every rank of the group names a value. Whether all named the same."""
-        if group.degree == 1:
-            return True
-        return bool((self.all_gather(group, torch.tensor([value])) == value).all())

@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from services.worker.engine.kv_pool import SlotRef
 from services.worker.engine.protocol import Sampling, Token
+from shared.model.lattice import Group
 
 FRAME_BYTES_MAX = 64 << 20
 _LENGTH_BYTES = 4
@@ -37,22 +38,29 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Meet the other ranks of the group at a barrier and agree on the epoch. Nothing changes yet."""
+    """Be ready to serve the epoch in this group. Nothing changes yet."""
 
     n: int
     epoch: int
-    first_rank: int
-    degree: int
+    group: Group
     kind: Literal["prepare"] = "prepare"
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Serve the prepared epoch."""
+    """Serve the prepared epoch. `Done.seconds` runs from `Prepare` to here."""
 
     n: int
     epoch: int
     kind: Literal["commit"] = "commit"
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Forget what was prepared, and go on with the epoch that is served."""
+
+    n: int
+    kind: Literal["abort"] = "abort"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,7 @@ class End:
     kind: Literal["end"] = "end"
 
 
-Command = Begin | Prepare | Commit | Prefill | HandOff | Decode | End
+Command = Begin | Prepare | Commit | Abort | Prefill | HandOff | Decode | End
 
 
 @dataclass(frozen=True, slots=True)

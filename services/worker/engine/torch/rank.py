@@ -21,6 +21,7 @@ from services.worker.engine.torch.groups import Groups
 from services.worker.engine.torch.kv_layout import KvLayout
 from services.worker.engine.torch.kv_memory import KvMemory, StaleSlot
 from services.worker.engine.torch.messages import (
+    Abort,
     Begin,
     Command,
     Commit,
@@ -86,13 +87,14 @@ def _command(control: socket.socket) -> Command | None:
 
 
 class _PrefillRank:
-    """One rank of the lattice: which epoch and group it serves."""
+    """One rank of the lattice: which epoch and group it serves, and which it is ready to."""
 
     def __init__(self, begin: Begin, model: Model, memory: KvMemory) -> None:
         self._rank, self._model, self._memory = begin.rank, model, memory
         self._groups = Groups(begin.rank, begin.prefill_ranks, begin.store)
-        self._prepared: tuple[int, Group] | None = None
         self._epoch, self._group = 0, Group(begin.rank, 1)
+        self._prepared: tuple[int, Group] | None = None
+        self._prepared_s = 0.0
 
     def handle(self, command: Command) -> Reply:
         match command:
@@ -100,30 +102,41 @@ class _PrefillRank:
                 return self._prepare(command)
             case Commit():
                 return self._commit(command)
+            case Abort():
+                return self._abort(command)
             case Prefill():
                 return self._prefill(command)
             case _:
                 raise TypeError(f"a prefill rank knows no {command.kind}")
 
     def _prepare(self, command: Prepare) -> Reply:
-        group = Group(command.first_rank, command.degree)
-        start_s = time.perf_counter()
-        if not self._groups.agree(group, command.epoch):
-            return Refused(command.n, f"rank {self._rank}: {group} does not agree on epoch {command.epoch}")
-        self._prepared = (command.epoch, group)
-        return Done(command.n, time.perf_counter() - start_s)
+        if command.epoch <= self._epoch:
+            return self._refused(command)
+        if not self._groups.has(command.group):
+            return Refused(command.n, f"rank {self._rank}: {command.group} is not one of its groups")
+        self._prepared, self._prepared_s = (command.epoch, command.group), time.perf_counter()
+        return Done(command.n)
 
     def _commit(self, command: Commit) -> Reply:
         if self._prepared is None or self._prepared[0] != command.epoch:
             return Refused(command.n, f"rank {self._rank}: epoch {command.epoch} was not prepared")
-        self._epoch, self._group = self._prepared
+        (self._epoch, self._group), self._prepared = self._prepared, None
+        return Done(command.n, time.perf_counter() - self._prepared_s)
+
+    def _abort(self, command: Abort) -> Reply:
+        self._prepared = None
         return Done(command.n)
 
     def _prefill(self, command: Prefill) -> Reply:
         if command.epoch != self._epoch:
-            return Refused(command.n, f"rank {self._rank}: serves epoch {self._epoch}, not {command.epoch}")
+            return self._refused(command)
         tokens = prefill(command, self._group, self._rank, self._model, self._memory, self._groups)
         return Prefilled(command.n, tokens)
+
+    def _refused(self, command: Prepare | Prefill) -> Refused:
+        return Refused(
+            command.n, f"rank {self._rank}: {command.kind} of epoch {command.epoch}, but {self._epoch} is served"
+        )
 
 
 def _serve_decode(control: socket.socket, rank: DecodeRank) -> None:
@@ -157,7 +170,7 @@ def _decode_command(command: Command, rank: DecodeRank) -> Reply | None:
         case End():
             rank.end(command.request)
             return Done(command.n)
-        case Begin() | Prepare() | Commit() | Prefill():
+        case Begin() | Prepare() | Commit() | Abort() | Prefill():
             raise TypeError(f"a decode rank knows no {command.kind}")
         case _:
             assert_never(command)

@@ -1,12 +1,13 @@
-"""One rank as the frontend sees it: a process, the commands it has yet to answer, and how long it has been silent."""
+"""One rank as the frontend sees it: a process, the commands it has yet to answer, and whether it is at work on them."""
 
 import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from services.worker.engine.protocol import EngineDied, EngineError
+from services.worker.engine.torch.activity import Activity
 from services.worker.engine.torch.messages import Command, Decode, Decoded, End, Failed, Refused, Reply, frame, read
 from services.worker.engine.torch.zygote import Zygote
 
@@ -23,6 +24,8 @@ class RankProcess:
         self._answers: dict[int, asyncio.Future[Reply]] = {}
         self._streams: dict[int, TokenStream] = {}
         self._heard_s = 0.0
+        self._activity = Activity(pid)
+        self._still_looks = 0
         self._failed: str | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -70,10 +73,26 @@ class RankProcess:
             self._streams.pop(stream, None)
         self._send(command)
 
+    @property
+    def owed(self) -> Set[int]:
+        """The numbers of the commands that it has yet to answer to the end."""
+        return self._answers.keys() | self._streams.keys()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was stopped by a signal at the last look."""
+        return self._activity.stopped
+
     def silent_s(self) -> float:
         """For how long the rank has owed something and said nothing."""
-        owes = bool(self._answers or self._streams)
-        return asyncio.get_running_loop().time() - self._heard_s if owes else 0.0
+        return asyncio.get_running_loop().time() - self._heard_s if self.owed else 0.0
+
+    def look(self) -> int:
+        """How many looks in a row it has owed something and done nothing. Looks and not seconds: a frontend that was held up
+        itself has looked once in that time."""
+        active = self._activity.look()
+        self._still_looks = 0 if active or not self.owed else self._still_looks + 1
+        return self._still_looks
 
     def kill(self) -> None:
         """SIGKILL; a process that is gone is left alone (a pidfd never means another process)."""
@@ -109,7 +128,8 @@ class RankProcess:
         assert self._writer is not None, "a spawned rank has a writer"
         if self._writer.is_closing():
             return
-        if len(self._answers) + len(self._streams) == 1:
+        if len(self.owed) == 1:
+            self._still_looks = 0
             self._heard_s = asyncio.get_running_loop().time()
         self._writer.write(frame(command))
 
@@ -125,7 +145,7 @@ class RankProcess:
             self._lost(f"rank {self.rank} (pid {self.pid}) {'ended' if gone else f'sent nonsense: {error}'}")
 
     def _handle(self, message: Command | Reply) -> None:
-        self._heard_s = asyncio.get_running_loop().time()
+        self._heard_s, self._still_looks = asyncio.get_running_loop().time(), 0
         match message:
             case Failed(reason=reason):
                 self._lost(f"rank {self.rank} (pid {self.pid}) failed: {reason}")

@@ -5,6 +5,7 @@ import os
 import select
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -58,7 +59,7 @@ class Ranks:
         finally:
             # The groups exist and are connected by now; nobody meets here again.
             shutil.rmtree(meeting, ignore_errors=True)
-        self._watch = asyncio.create_task(self._watch_silence())
+        self._watch = asyncio.create_task(self._watch_hangs())
 
     async def _spawn(self, zygote: Zygote) -> None:
         """The pools are anonymous shared files: they need no mount and go with the last process that maps them."""
@@ -107,14 +108,35 @@ class Ranks:
         for rank in processes:
             await rank.close()
 
-    async def _watch_silence(self) -> None:
+    async def _watch_hangs(self) -> None:
         while self.lost is None:
             await asyncio.sleep(WATCH_S)
-            limits = ((self.prefill, self._settings.step_timeout_s), (self.decode, self._settings.token_timeout_s))
-            for ranks, limit_s in limits:
-                for rank in ranks:
-                    if rank.silent_s() > limit_s:
-                        self.lose(f"rank {rank.rank} (pid {rank.pid}) hangs: no answer for {limit_s:g} s")
+            if (reason := self._still() or self._silent()) is not None:
+                self.lose(reason)
+
+    def _still(self) -> str | None:
+        """Ranks that owe the answer to the same command wait for each other, so one of them that is active clears them all.
+        None of them is: then one that was stopped is to blame, else all are named."""
+        still_looks = {rank: rank.look() for rank in self._processes}
+        waiting: dict[int, list[RankProcess]] = defaultdict(list)
+        for rank in self._processes:
+            for number in rank.owed:
+                waiting[number].append(rank)
+        limit_looks = self._settings.hung_s / WATCH_S
+        for ranks in waiting.values():
+            if min(still_looks[rank] for rank in ranks) >= limit_looks:
+                blamed = [rank for rank in ranks if rank.stopped] or ranks
+                names = ", ".join(f"rank {rank.rank} (pid {rank.pid})" for rank in blamed)
+                return f"{names} hangs: {'stopped' if blamed[0].stopped else 'asleep'} for {self._settings.hung_s:g} s"
+        return None
+
+    def _silent(self) -> str | None:
+        limits = ((self.prefill, self._settings.step_timeout_s), (self.decode, self._settings.token_timeout_s))
+        for ranks, limit_s in limits:
+            for rank in ranks:
+                if rank.silent_s() > limit_s:
+                    return f"rank {rank.rank} (pid {rank.pid}) hangs: no answer for {limit_s:g} s"
+        return None
 
 
 def _wait_gone(pidfds: Sequence[int]) -> None:

@@ -26,9 +26,15 @@ class TorchSettings:
     """Prompt and new tokens of one request together; the model's own limit applies as well."""
     sequences_per_decode_rank: int = 8
     """Hand-offs beyond this wait until a sequence ends."""
+    switch_timeout_s: float = 0.8
+    """Ranks that are not all ready for a switch by then go back to the epoch they serve. The controller allows a switch 2 s,
+    and the agent waits for a step boundary first."""
+    hung_s: float = 3.0
+    """Ranks that owe an answer and all this time neither run, nor wait for a processor or a disk, are hung: no guess of what
+    a step should take is in it, so it is the same on every machine."""
     step_timeout_s: float = 600.0
-    """A prefill rank that owes an answer for this long counts as hung. A last resort: the agent, who knows what a step
-    should take, loses patience earlier; a prompt of the whole context takes minutes where ranks share few cores."""
+    """A prefill rank that is busy with one answer for this long counts as hung. A last resort: the agent, who knows what a
+    step should take, loses patience earlier; a prompt of the whole context takes minutes where ranks share few cores."""
     token_timeout_s: float = 30.0
     """The same for a decode rank, which owes a token every few milliseconds."""
     start_timeout_s: float = 120.0
@@ -41,6 +47,8 @@ class TorchSettings:
             "blocks_per_rank": (1, 1 << 24),
             "context_tokens_max": (2, 1 << 20),
             "sequences_per_decode_rank": (1, 1024),
+            "switch_timeout_s": (0.01, 60),
+            "hung_s": (0.2, 3600),
             "step_timeout_s": (0.1, 3600),
             "token_timeout_s": (0.1, 3600),
             "start_timeout_s": (1, 3600),

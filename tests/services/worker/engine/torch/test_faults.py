@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,24 +110,47 @@ async def test_a_killed_decode_rank_ends_hand_offs_and_streams(node: Node) -> No
                 await wait
 
 
-async def test_a_hung_rank_counts_as_dead(node: Node) -> None:
+async def test_a_rank_that_says_nothing_for_too_long_counts_as_dead(node: Node) -> None:
     (group,) = await node.adopt(4)
     processes = pids(node)
     os.kill(processes[0], signal.SIGSTOP)
-    with pytest.raises(EngineDied, match="hangs"):
+    with pytest.raises(EngineDied, match="hangs: no answer for 1 s"):
         await node.prefill(group, node.item(prompt(100)))
     assert "hangs" in node.engine.health().detail
     assert await all_gone(processes)
 
 
-async def test_a_hung_decode_rank_counts_as_dead(node: Node) -> None:
+async def test_the_rank_that_its_group_waits_for_is_named(tiny_qwen3: Path, zygote: Zygote) -> None:
+    """The others of the group are asleep in a collective, and those of other groups go on."""
+    node = Node(TorchEngine(settings(tiny_qwen3, hung_s=0.5), zygote))
+    await node.engine.start()
+    left, right = await node.adopt(2, 2)
+    processes = pids(node)
+    os.kill(processes[1], signal.SIGSTOP)
+    hung = asyncio.create_task(node.prefill(left, node.item(prompt(100))))
+    seed = 0
+    while not hung.done():
+        seed += 1
+        with suppress(EngineDied):
+            await node.serve(right, prompt(100, seed), 2)
+    assert seed > 1
+    with pytest.raises(EngineDied, match=rf"^rank 1 \(pid {processes[1]}\) hangs: stopped for 0.5 s$"):
+        await hung
+    assert "rank 1" in await node.engine.wait_died()
+    await node.engine.close()
+
+
+async def test_a_hung_decode_rank_counts_as_dead(tiny_qwen3: Path, zygote: Zygote) -> None:
+    node = Node(TorchEngine(settings(tiny_qwen3, hung_s=0.5), zygote))
+    await node.engine.start()
     (group,) = await node.adopt(4)
     item = node.item(prompt(20))
     first = (await node.prefill(group, item)).first_token.token
     await node.engine.hand_off(item.request)
     os.kill(pids(node)[-1], signal.SIGSTOP)
-    with pytest.raises(EngineDied, match=r"rank 4 .* hangs"):
+    with pytest.raises(EngineDied, match=r"^rank 4 .* hangs: stopped"):
         await node.decode(item.request, first, 100)
+    await node.engine.close()
 
 
 async def test_idle_time_is_no_hang_and_costs_no_cpu(node: Node) -> None:
