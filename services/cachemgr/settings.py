@@ -11,5 +11,5 @@ class CacheManagerSettings(ServiceSettings):
 
     coefficients: CoefficientsName = Field(
         default="qwen3_30b_a3b_h20",
-        description="cost model that prices a missed block, a file in shared/model/coefficients",
+        description="cost model that prices a missed block: a name, or the path of your own (.json)",
     )

@@ -18,7 +18,8 @@ class RouterSettings(ServiceSettings):
         default=None, description="Hugging Face directory with the tokenizer; without one only token ids are served"
     )
     coefficients: CoefficientsName = Field(
-        default="qwen3_30b_a3b_h20", description="cost model, a file in shared/model/coefficients"
+        default="qwen3_30b_a3b_h20",
+        description="cost model: a set in shared/model/coefficients, or the path of your own (.json)",
     )
     speedup: float = Field(default=1.0, gt=0, le=1_000, description="of a modelled pool, as its workers are set")
     api_key_file: SecretFile | None = Field(

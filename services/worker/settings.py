@@ -34,7 +34,8 @@ class WorkerSettings(ServiceSettings):
         description="prompt and new tokens of a request: 8192 for torch, 2^17 for modelled",
     )
     coefficients: CoefficientsName = Field(
-        default="qwen3_30b_a3b_h20", description="the set that predicts this node's prefills"
+        default="qwen3_30b_a3b_h20",
+        description="the set that predicts this node's prefills: a name, or the path of your own (.json)",
     )
 
     queue_max: int = Field(default=256, ge=1, le=10_000, description="assignments that may wait at one worker")

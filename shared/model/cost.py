@@ -8,7 +8,8 @@ say that context parallelism makes short prefills slower. On a public 12-point s
 """
 
 from importlib import resources
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,6 +18,12 @@ from shared.contracts.events import CalibrationUpdated
 
 US_PER_S = 1_000_000
 
+SET_BYTES_MAX = 1 << 20
+"""A set with all the evidence for it takes a few tens of kilobytes; a larger file is something else."""
+
+
+_Form = TypeVar("_Form", bound=BaseModel)
+
 
 def attended_pairs(uncached_tokens: int, cached_tokens: int) -> int:
     """W(R, P): query-key pairs that causal attention computes for R new tokens after P cached ones."""
@@ -24,17 +31,20 @@ def attended_pairs(uncached_tokens: int, cached_tokens: int) -> int:
 
 
 class Coefficients(BaseModel):
-    """One fitted set, for one model on one kind of GPU. Seconds and tokens; each coefficient is at least 0."""
+    """One fitted set, for one model on one kind of GPU. Seconds and tokens; each coefficient is at least 0.
+
+    The limits are far beyond any machine. They keep a slip of the decimal point from overflowing what is added up.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    version: str
-    d: float = Field(ge=0)
-    a: float = Field(ge=0)
-    b: float = Field(ge=0)
-    c: float = Field(ge=0)
-    alpha: float = Field(ge=0)
-    g: float = Field(default=0.0, ge=0)
+    version: str = Field(min_length=1, max_length=200)
+    d: float = Field(ge=0, le=3_600)
+    a: float = Field(ge=0, le=3_600)
+    b: float = Field(ge=0, le=3_600)
+    c: float = Field(ge=0, le=3_600)
+    alpha: float = Field(ge=0, le=3_600)
+    g: float = Field(default=0.0, ge=0, le=3_600)
 
     def prefill_us(self, degree: int, uncached_tokens: int, cached_tokens: int) -> int:
         """E_C(R, P) in microseconds, for a request that has its step to itself."""
@@ -56,12 +66,41 @@ class Coefficients(BaseModel):
 
 
 def load_coefficients(name: str) -> Coefficients:
-    """A set that ships with the project, by the name of its file. ValueError lists the known names."""
+    """A set that ships with the project, by its name, or one of your own, by the path of its file, which ends in `.json`.
+
+    Errors: ValueError lists the known names, or names the file with the field and its limit.
+    """
+    return read_set(name, Coefficients)
+
+
+def read_set(name: str, form: type[_Form]) -> _Form:
+    """One part of a set's document; see `load_coefficients`."""
+    raw = _own(Path(name)) if name.endswith(".json") else _shipped(name)
+    try:
+        return form.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"])) or "content"
+        raise ValueError(f"coefficients: {name}: {field}: {first['msg']}") from None
+
+
+def _shipped(name: str) -> bytes:
     folder = resources.files("shared.model") / "coefficients"
     known = sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json"))
     if name not in known:
-        raise ValueError(f"coefficients: {name[:64]!r} is not one of {known}")
-    return Coefficients.model_validate_json((folder / f"{name}.json").read_text())
+        raise ValueError(f"coefficients: {name[:64]!r} is not one of {known}, and no path that ends in .json")
+    return (folder / f"{name}.json").read_bytes()
+
+
+def _own(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(SET_BYTES_MAX + 1)
+    except OSError as error:
+        raise ValueError(f"coefficients: {str(path)[-200:]} cannot be read: {error.strerror}") from None
+    if len(raw) > SET_BYTES_MAX:
+        raise ValueError(f"coefficients: {path} has more than {SET_BYTES_MAX} bytes")
+    return raw
 
 
 def _known(name: str) -> str:
@@ -70,7 +109,7 @@ def _known(name: str) -> str:
 
 
 CoefficientsName = Annotated[str, AfterValidator(_known)]
-"""For settings: a set that ships with the project."""
+"""For settings: a set that ships with the project, or the path of one of your own."""
 
 
 def evolve(coefficients: Coefficients, stored: Stored) -> Coefficients:

@@ -2,6 +2,7 @@
 
 import json
 from importlib import resources
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from pydantic import ValidationError
 
 from shared.contracts.events import CalibrationUpdated, RouterRegistered
 from shared.contracts.ids import RouterId
-from shared.model.cost import Coefficients, attended_pairs, evolve, load_coefficients
+from shared.model.cost import SET_BYTES_MAX, Coefficients, attended_pairs, evolve, load_coefficients
 from tests.support.story import Story
 
 HAND = Coefficients(version="hand", d=0.01, a=0.001, b=0.0001, c=0.002, alpha=0.00001, g=0.005)
@@ -110,6 +111,42 @@ def test_the_default_set_meets_the_papers_speedups() -> None:
 def test_an_unknown_set_is_named_with_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"'nosuch' is not one of .*qwen3_30b_a3b_h20"):
         load_coefficients("nosuch")
+
+
+def test_a_set_of_your_own_is_read_by_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({**HAND.model_dump(), "evidence": {"mape": 0.05}}))
+    assert load_coefficients(str(file)) == HAND
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            '{"version": "x", "d": 0, "a": 0, "b": -1, "c": 0, "alpha": 0}',
+            "b: Input should be greater than or equal to 0",
+        ),
+        (
+            '{"version": "x", "d": 0, "a": 0, "b": 0, "c": 1e9, "alpha": 0}',
+            "c: Input should be less than or equal to 3600",
+        ),
+        ('{"version": "x", "d": NaN, "a": 0, "b": 0, "c": 0, "alpha": 0}', "d: Input should be"),
+        ('{"version": "x", "d": 0, "a": 0, "b": 0, "c": 0}', "alpha: Field required"),
+        ('{"version": "", "d": 0, "a": 0, "b": 0, "c": 0, "alpha": 0}', "version: String should have at least 1"),
+        ("no JSON", "content: Invalid JSON"),
+        (" " * (SET_BYTES_MAX + 1), f"has more than {SET_BYTES_MAX} bytes"),
+    ],
+)
+def test_a_bad_file_is_refused_by_field_and_limit(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=rf"^coefficients: .*bad\.json.* {message}"):
+        load_coefficients(str(file))
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(ValueError, match=r"coefficients: nowhere/mine\.json cannot be read: No such file"):
+        load_coefficients("nowhere/mine.json")
 
 
 def test_a_calibration_is_folded_and_one_that_this_version_cannot_read_changes_nothing() -> None:

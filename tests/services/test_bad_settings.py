@@ -98,6 +98,15 @@ def test_coefficients(monkeypatch: pytest.MonkeyPatch, files: Path, name: str, v
     assert len(message) < 500
 
 
+@pytest.mark.parametrize("name", ["router", "cachemgr", "worker"])
+@pytest.mark.parametrize("file", BAD_FILES)
+def test_files_of_coefficients(monkeypatch: pytest.MonkeyPatch, files: Path, name: str, file: str) -> None:
+    if (bad := files / file).exists():
+        bad = bad.rename(files / f"{file}.json")
+    message = refused(monkeypatch, SERVICES[name], "coefficients", str(bad.with_suffix(".json")))
+    assert f"{file}.json" in message
+
+
 @pytest.mark.parametrize("value", ["x", "{", "[]", '{"n0": "3"}', '{"n0": [3]}', '{"n0": [2, 1, 2]}', '{"a b": "8"}'])
 def test_compositions_by_node(monkeypatch: pytest.MonkeyPatch, files: Path, value: str) -> None:
     assert refused(monkeypatch, ControllerSettings, "compositions", value)
