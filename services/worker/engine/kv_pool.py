@@ -16,28 +16,22 @@ Rules:
     first. A block is never used later than its parent, so everything that goes was used no later than the victim.
 6.  Whole blocks get an id when they are committed. A prompt's partial last block never has one: it is the request's own
     and is free again when the request is released.
-7.  Of two requests that compute the same block side by side, the second to commit takes over the first one's copy and gives
+7.  Copies between workers keep the same rules: see `kv_copies`.
+8.  Of two requests that compute the same block side by side, the second to commit takes over the first one's copy and gives
     its own back: a worker never holds a block twice, and rule 5 needs every request to pin the parents of its blocks.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from services.worker.engine.holder import Holder, Slot
+from services.worker.engine.kv_copies import KvCopies
+from services.worker.engine.kv_slots import KvSlots, ref_of
 from services.worker.engine.protocol import EngineError, OutOfBlocks, Resident, Stored
+from services.worker.engine.slot_ref import SlotRef
 from shared.contracts.ids import BlockId, RequestId
 from shared.model.blocks import reusable_tokens
-from shared.model.lattice import Composition, Group, groups_of
-
-
-@dataclass(frozen=True, slots=True)
-class SlotRef:
-    """One content of one slot. Readers compare `generation` with the slot's after the read."""
-
-    rank: int
-    index: int
-    generation: int
+from shared.model.lattice import Composition, Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,60 +51,35 @@ class Reservation:
     held_blocks: int
 
 
-def _ref(slot: Slot) -> SlotRef:
-    return SlotRef(slot.rank, slot.index, slot.generation)
-
-
 class KvPool:
-    """See the module docstring for the rules. Calls are cheap and synchronous; one event loop owns a pool."""
+    """See the module docstring for the rules. Calls are cheap and synchronous; one event loop owns a pool. `copies` is for
+    what comes from another worker, is lent to one, or is to go."""
 
     def __init__(self, ranks: int, blocks_per_rank: int, block_tokens: int) -> None:
-        if blocks_per_rank < 1:
-            raise ValueError(f"blocks_per_rank: {blocks_per_rank} must be at least 1")
-        self.blocks_per_rank = blocks_per_rank
         self.block_tokens = block_tokens
-        self._slots = [[Slot(rank, index) for index in range(blocks_per_rank)] for rank in range(ranks)]
-        self._free = [list(reversed(slots)) for slots in self._slots]
-        # Cached slots only, least recently used first: an eviction finds its victim without looking at pinned slots.
-        self._unpinned: list[OrderedDict[int, Slot]] = [OrderedDict() for _ in range(ranks)]
-        self._workers: dict[Group, Holder] = {}
-        self._group_of: list[Group] = []
+        self._slots = KvSlots(ranks, blocks_per_rank)
+        self.copies = KvCopies(self._slots)
         self._reservations: dict[RequestId, Reservation] = {}
         self._unfinished: set[RequestId] = set()
-        self._evicted: dict[Group, list[BlockId]] = {}
-
-    # --- geometry
 
     def adopt(self, composition: Composition) -> None:
         """Regroup the ranks. Blocks, pins and slots stay as they are, but for requests that are unfinished: those are
-        released, because their slots for the rest are placed for their old worker. ValueError for a composition of other
-        ranks. Only while no step runs."""
-        groups = groups_of(composition)
-        if sum(composition) != len(self._slots):
-            raise ValueError(f"composition {composition}: covers {sum(composition)} of {len(self._slots)} ranks")
+        released, because their slots for the rest are placed for their old worker; and copies under way install nothing.
+        ValueError for a composition of other ranks. Only while no step runs."""
         for request in tuple(self._unfinished):
             self.release(request)
-        self._workers = {
-            group: Holder.of(slot for rank in group.ranks for slot in self._slots[rank]) for group in groups
-        }
-        self._group_of = [group for group in groups for _ in group.ranks]
-        self._evicted = {group: [] for group in groups}
-        for unpinned in self._unpinned:
-            for slot in [slot for slot in unpinned.values() if not self._is_held(slot)]:
-                unpinned.move_to_end(slot.index, last=False)
-
-    def _is_held(self, slot: Slot) -> bool:
-        return self._workers[self._group_of[slot.rank]].holds(slot)
+        self._slots.adopt(composition)
+        self.copies.void()
 
     # --- questions
 
     def cached_blocks(self, group: Group, chain: Sequence[BlockId]) -> int:
         """How many leading blocks of the chain the worker holds. EngineError if the group is no worker of this epoch."""
-        return self._worker(group).longest(chain)
+        return self._slots.worker(group).longest(chain)
 
     def resident(self, group: Group) -> Resident:
         """Everything the worker holds. EngineError if the group is no worker of this epoch."""
-        return self._worker(group).resident()
+        return self._slots.worker(group).resident()
 
     def reservation(self, request: RequestId) -> Reservation | None:
         """The request's slots while it is pinned."""
@@ -130,7 +99,7 @@ class KvPool:
         prompt or worker is another one than when it was begun, or if the group is no worker. After an error nothing has
         changed.
         """
-        worker = self._worker(group)
+        worker = self._slots.worker(group)
         if request in self._unfinished:
             return self._resume(request, group, tuple(chain), prompt_tokens)
         if request in self._reservations:
@@ -139,19 +108,18 @@ class KvPool:
         held = [worker.held[block] for block in chain[:held_blocks]]
         blocks = -(-prompt_tokens // self.block_tokens)
         ranks = [group.first_rank + depth % group.degree for depth in range(held_blocks, blocks)]
-        self._pin(held)
+        self._slots.pin(held)
         try:
-            self._check_room(request, Counter(ranks))
+            fresh = self._slots.take_all(f"request {request}", ranks)
         except OutOfBlocks:
-            self._unpin(held)
+            self._slots.unpin(held)
             raise
-        fresh = [self._take(rank) for rank in ranks]
         reservation = Reservation(
             request=request,
             group=group,
             prompt_tokens=prompt_tokens,
             chain=tuple(chain),
-            slots=tuple(map(_ref, (*held, *fresh))),
+            slots=tuple(map(ref_of, (*held, *fresh))),
             reused_blocks=self._reusable_blocks(held_blocks, prompt_tokens),
             held_blocks=held_blocks,
         )
@@ -175,27 +143,27 @@ class KvPool:
         """The prompt is computed up to `computed_tokens`, its end or a multiple of the block size: from now on the worker
         holds the whole blocks so far. They stay pinned, as does the room for the rest."""
         reservation = self._take_over(self._reservations[request])
-        worker, first = self._worker(reservation.group), reservation.held_blocks
+        worker, first = self._slots.worker(reservation.group), reservation.held_blocks
         whole_blocks = computed_tokens // self.block_tokens
         named = range(first, min(whole_blocks, len(reservation.chain)))
         for depth in named:
-            slot = self._slot(reservation.slots[depth])
-            slot.block, slot.depth = reservation.chain[depth], depth
-            slot.parent = reservation.chain[depth - 1] if depth else None
-            worker.hold(slot)
+            parent = reservation.chain[depth - 1] if depth else None
+            self._slots.hold(
+                worker, self._slots.slot(reservation.slots[depth]), reservation.chain[depth], parent, depth
+            )
         self._reservations[request] = replace(reservation, held_blocks=max(first, whole_blocks))
         if computed_tokens == reservation.prompt_tokens:
             self._unfinished.remove(request)
         return Stored(first, len(named))
 
     def _take_over(self, reservation: Reservation) -> Reservation:
-        """Exchange the request's own slots for blocks that another request has stored since (rule 7)."""
-        held_blocks, held = reservation.held_blocks, self._worker(reservation.group).held
+        """Exchange the request's own slots for blocks that another request has stored since (rule 8)."""
+        held_blocks, held = reservation.held_blocks, self._slots.worker(reservation.group).held
         stored = [slot for block in reservation.chain[held_blocks:] if (slot := held.get(block)) is not None]
         until = held_blocks + len(stored)
-        self._pin(stored)
-        self._unpin([self._slot(ref) for ref in reservation.slots[held_blocks:until]])
-        slots = (*reservation.slots[:held_blocks], *map(_ref, stored), *reservation.slots[until:])
+        self._slots.pin(stored)
+        self._slots.unpin([self._slots.slot(ref) for ref in reservation.slots[held_blocks:until]])
+        slots = (*reservation.slots[:held_blocks], *map(ref_of, stored), *reservation.slots[until:])
         return replace(reservation, slots=slots, held_blocks=until)
 
     def release(self, request: RequestId) -> None:
@@ -203,95 +171,22 @@ class KvPool:
         reservation = self._reservations.pop(request, None)
         if reservation is not None:
             self._unfinished.discard(request)
-            self._unpin([self._slot(ref) for ref in reservation.slots])
+            self._slots.unpin([self._slots.slot(ref) for ref in reservation.slots])
 
     def take_evicted(self, group: Group) -> tuple[BlockId, ...]:
-        """The ids that left the worker since the last call, in the order they went."""
-        evicted = tuple(self._evicted[group])
-        self._evicted[group].clear()
+        """The ids that left the worker to make room since the last call, in the order they went."""
+        evicted = tuple(self._slots.evicted[group])
+        self._slots.evicted[group].clear()
         return evicted
-
-    # --- slots
-
-    def _worker(self, group: Group) -> Holder:
-        worker = self._workers.get(group)
-        if worker is None:
-            known = [(known.first_rank, known.degree) for known in self._workers]
-            raise EngineError(f"group ({group.first_rank}, {group.degree}): not one of the workers {known}")
-        return worker
-
-    def _slot(self, ref: SlotRef) -> Slot:
-        slot = self._slots[ref.rank][ref.index]
-        assert slot.generation == ref.generation, f"a pinned slot was taken again: {ref} is {slot}"
-        return slot
-
-    def _check_room(self, request: RequestId, needed: Counter[int]) -> None:
-        for rank, blocks in needed.items():
-            room = len(self._free[rank]) + len(self._unpinned[rank])
-            if blocks > room:
-                raise OutOfBlocks(f"request {request}: rank {rank} needs {blocks} blocks and can free {room}")
-
-    def _take(self, rank: int) -> Slot:
-        if not self._free[rank]:
-            self._evict(next(iter(self._unpinned[rank].values())))
-        slot = self._free[rank].pop()
-        slot.generation += 1
-        slot.pins = 1
-        return slot
-
-    def _evict(self, victim: Slot) -> None:
-        """Free the victim and everything the worker holds below it. A pinned descendant stays in its slot, stranded."""
-        assert victim.block is not None, "only cached slots are evicted"
-        if not self._is_held(victim):
-            self._clear(victim)
-            return
-        group = self._group_of[victim.rank]
-        for slot in self._workers[group].drop_subtree(victim.block):
-            assert slot.block is not None, "what was held has an id"
-            self._evicted[group].append(slot.block)
-            if slot.pins == 0:
-                self._clear(slot)
-
-    def _clear(self, slot: Slot) -> None:
-        self._unpinned[slot.rank].pop(slot.index, None)
-        slot.block = slot.parent = None
-        slot.depth = 0
-        self._free[slot.rank].append(slot)
-
-    def _pin(self, slots: Sequence[Slot]) -> None:
-        for slot in slots:
-            slot.pins += 1
-            self._unpinned[slot.rank].pop(slot.index, None)
-
-    def _unpin(self, slots: Sequence[Slot]) -> None:
-        """Deepest first, so that on every rank a parent counts as used later than its children."""
-        for slot in reversed(slots):
-            slot.pins -= 1
-            if slot.pins == 0 and slot.block is None:
-                self._clear(slot)
-            elif slot.pins == 0:
-                self._unpinned[slot.rank][slot.index] = slot
-                if not self._is_held(slot):
-                    self._unpinned[slot.rank].move_to_end(slot.index, last=False)
 
     # --- self-check
 
     def counts(self, rank: int) -> tuple[int, int, int]:
-        """(free, cached, pinned) slots of a rank. They add up to `blocks_per_rank`."""
-        free, cached = len(self._free[rank]), len(self._unpinned[rank])
-        return free, cached, self.blocks_per_rank - free - cached
+        """See `KvSlots.counts`."""
+        return self._slots.counts(rank)
 
     def check(self) -> None:
-        """Assert that every slot is exactly one of free, cached and pinned, and that every holder is prefix-closed."""
+        """Assert that every slot is exactly one of free, cached and pinned, as often as requests and copies need it, and
+        that every holder is prefix-closed."""
         pins = Counter(ref for reservation in self._reservations.values() for ref in reservation.slots)
-        for rank, slots in enumerate(self._slots):
-            free = {slot.index for slot in self._free[rank]}
-            assert len(free) == len(self._free[rank]), f"rank {rank}: a slot is free twice"
-            for slot in slots:
-                needed = pins[SlotRef(rank, slot.index, slot.generation)]
-                cached = slot.index in self._unpinned[rank]
-                assert (slot.index in free) + cached + (slot.pins > 0) == 1, f"{slot}: not exactly one state"
-                assert slot.pins == needed, f"{slot}: {needed} reservations name it"
-                assert slot.block is not None or not cached, f"{slot}: cached without a block"
-        for group, worker in self._workers.items():
-            worker.check(group.ranks)
+        self._slots.check(pins + self.copies.pins())

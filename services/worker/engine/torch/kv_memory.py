@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.worker.engine.kv_pool import SlotRef
+from services.worker.engine.slot_ref import SlotRef
 from services.worker.engine.torch.kv_layout import GENERATION_BYTES, KvLayout
 from services.worker.engine.torch.weights import DTYPES
 

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from services.worker.engine.kv_pool import SlotRef
 from services.worker.engine.protocol import Sampling, Token
+from services.worker.engine.slot_ref import SlotRef
 from shared.model.lattice import Group
 
 FRAME_BYTES_MAX = 64 << 20

@@ -147,7 +147,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 
 
 def pool_of(composition: tuple[int, ...], blocks_per_rank: int = 4) -> KvPool:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.worker.engine.kv_pool import SlotRef
 from services.worker.engine.protocol import Sampling, Token
+from services.worker.engine.slot_ref import SlotRef
 from services.worker.engine.torch.decode import DecodeRank
 from services.worker.engine.torch.engine import TorchEngine
 from services.worker.engine.torch.kv_layout import KvLayout

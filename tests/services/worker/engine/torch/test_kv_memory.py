@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from services.worker.engine.kv_pool import SlotRef
+from services.worker.engine.slot_ref import SlotRef
 from services.worker.engine.torch.kv_layout import KvLayout
 from services.worker.engine.torch.kv_memory import KvMemory, StaleSlot, plan_of
 

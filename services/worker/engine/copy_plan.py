@@ -1,0 +1,97 @@
+"""A copy as data: which blocks a worker is to get, and where each of them is read. One primitive for all movement of KV.
+
+Replication, reconciliation after a switch and the fetch of a prefix differ in who asks and in the sources, in nothing else.
+A plan says what lies where at the source, never where it goes: the destination places blocks by its own degree, so a copy
+from a worker of another degree converts the layout without knowing that it does.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from services.worker.engine.slot_ref import SlotRef
+from shared.contracts.ids import BlockId, NodeId
+from shared.model.lattice import Group
+
+COPY_BLOCKS_MAX = 4_096
+"""Blocks of one plan: 262,144 tokens of 64 to a block, twice the longest prompt. Longer paths take several plans."""
+
+CopyFailure = Literal["stale-source", "bad-checksum", "source-lost", "time-limit", "stale-epoch", "cancelled"]
+"""Why a copy ended early: the source has other content in the slot · what came differs from what was sent · the source
+cannot be reached · the plan's limit · the geometry changed on the way · somebody called it off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One copy of one block. `node` is None for a slot of the destination's own node. `checksum` is the CRC-32 of the
+    block's bytes, if the source has given one."""
+
+    slot: SlotRef
+    node: NodeId | None = None
+    checksum: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """Bring `blocks`, a path below `parent` (None for the root), to the worker `group` of `epoch`.
+
+    `sources` has one entry per block; they may lie on several nodes, ranks and degrees. `access` tells how each foreign
+    node's memory is reached, as its own `Engine.pin` said. The destination must hold the parent: a plan for a worker that
+    lacks it begins further up. Blocks that it holds by then are not copied again.
+
+    ValueError names the field and its limit.
+    """
+
+    operation: str
+    epoch: int
+    group: Group
+    parent: BlockId | None
+    blocks: tuple[BlockId, ...]
+    sources: tuple[Source, ...]
+    limit_s: float
+    access: Mapping[NodeId, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.blocks) <= COPY_BLOCKS_MAX:
+            raise ValueError(f"blocks: {len(self.blocks)}; a plan has 1 to {COPY_BLOCKS_MAX}")
+        if len(self.sources) != len(self.blocks):
+            raise ValueError(f"sources: {len(self.sources)} for {len(self.blocks)} blocks")
+        if self.limit_s <= 0:
+            raise ValueError(f"limit_s: {self.limit_s:g} must be above 0")
+        if unknown := {source.node for source in self.sources if source.node} - self.access.keys():
+            raise ValueError(f"access: nothing is said of {sorted(unknown)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What came of a plan. `blocks`, a path below `parent`, became the worker's: all that were missing, or, after a
+    `failure`, those before the block at which it happened. `evicted` left the worker to make room, before anything came."""
+
+    parent: BlockId | None
+    blocks: tuple[BlockId, ...]
+    first_depth: int
+    bytes: int
+    seconds: float
+    evicted: tuple[BlockId, ...] = ()
+    failure: CopyFailure | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """What a source lends. `sources` has an entry per block that was asked for, None for one that is not on the node.
+    `access` is how another node reads them; empty if none can."""
+
+    sources: tuple[Source | None, ...]
+    access: bytes = b""
+
+
+KeptReason = Literal["not-held", "pinned", "has-descendants"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """`freed` left the worker, children before parents; everything else that was named stayed, for the reason given."""
+
+    freed: tuple[BlockId, ...]
+    kept: tuple[tuple[BlockId, KeptReason], ...]
