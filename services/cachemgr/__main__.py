@@ -20,7 +20,8 @@ async def main() -> None:
     settings = CacheManagerSettings()
     async with open_runtime(settings, "cachemgr") as runtime:
         subjects, clock = runtime.subjects, runtime.clock
-        state = decider.initial(load_coefficients(settings.coefficients))
+        coefficients = load_coefficients(settings.coefficients)
+        state = decider.initial(coefficients)
         channels = (Channel.WORKERS, Channel.CACHE, Channel.REQUESTS)
         heard = [subjects.control, subjects.cache_control, *map(subjects.channel, channels)]
         projection = Projection(runtime.log, heard, state, decider.evolve, runtime.keepsake)
@@ -28,7 +29,9 @@ async def main() -> None:
             runtime.lease("cachemgr"),
             projection,
             Fence(projection, runtime.sealer(runtime.source), subjects.cache_control, clock),
-            lambda lease_term: decider.take_leadership(state, runtime.source, lease_term),
+            lambda lease_term: decider.take_leadership(
+                state, runtime.source, lease_term, decider.Began(projection.first_seq, coefficients)
+            ),
             clock,
         )
         manager = CacheManager(state, leadership, runtime.bus, subjects, clock, Metrics(runtime.metrics))

@@ -5,6 +5,7 @@ rest, scans included: a scan is an event, and statistics decay when it is folded
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.cachemgr import demand, replication
 from services.cachemgr.reconciliation import reconcile
@@ -62,6 +63,13 @@ class State:
     scanned_seq: int = 0
 
 
+class Began(NamedTuple):
+    """What the fold of a process began with: the log's first event then, and the cost model."""
+
+    first_seq: int
+    coefficients: Coefficients
+
+
 def initial(coefficients: Coefficients) -> State:
     """Before the first event."""
     parameters = Parameters()
@@ -107,9 +115,13 @@ def evolve(state: State, stored: Stored) -> None:
     state.trie.trim()
 
 
-def take_leadership(state: State, leader: str, lease_term: int) -> CacheLeadershipTaken:
+def take_leadership(state: State, leader: str, lease_term: int, began: Began | None = None) -> CacheLeadershipTaken:
     """The first event of a term: above every term of the log, even if the lease has begun to count anew."""
-    return CacheLeadershipTaken(leader=leader, term=max(lease_term, state.term + 1))
+    term = max(lease_term, state.term + 1)
+    if began is None:
+        return CacheLeadershipTaken(leader=leader, term=term)
+    coefficients = began.coefficients.model_dump()
+    return CacheLeadershipTaken(leader=leader, term=term, first_seq=began.first_seq, coefficients=coefficients)
 
 
 def scan(state: State) -> list[EventData]:

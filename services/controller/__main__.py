@@ -27,7 +27,7 @@ async def main() -> None:
             runtime.lease("controller"),
             projection,
             Fence(projection, runtime.sealer(runtime.source), subjects.control, clock),
-            lambda lease_term: decider.take_leadership(state, runtime.source, lease_term),
+            lambda lease_term: decider.take_leadership(state, runtime.source, lease_term, projection.first_seq),
             clock,
         )
         first_epochs = Epochs(Configured(settings.composition, settings.compositions), settings.capacity_share)

@@ -91,9 +91,10 @@ def evolve(state: State, stored: Stored) -> None:
             pass
 
 
-def take_leadership(state: State, leader: str, lease_term: int) -> LeadershipTaken:
-    """The first event of a term: above every term of the log, even if the lease has begun to count anew."""
-    return LeadershipTaken(leader=leader, term=max(lease_term, state.term + 1))
+def take_leadership(state: State, leader: str, lease_term: int, first_seq: int = 1) -> LeadershipTaken:
+    """The first event of a term: above every term of the log, even if the lease has begun to count anew. `first_seq` is where
+    the fold of this process began."""
+    return LeadershipTaken(leader=leader, term=max(lease_term, state.term + 1), first_seq=first_seq)
 
 
 def close_window(state: State, now_ns: int) -> list[EventData]:

@@ -147,7 +147,8 @@ def end(state: State, fact: RequestCompleted | RequestFailed | RequestCancelled)
 
 def _place(state: State, question: Question) -> tuple[Placement | None, Counter[Exclusion]]:
     candidates, excluded = eligible(state.pool, state.holders, state.loads, question)
-    return choose(candidates, question.prompt_tokens, state.coefficients, state.parameters), excluded
+    placement = choose(candidates, question.prompt_tokens, state.coefficients, state.parameters)
+    return placement, Counter(excluded.values())
 
 
 def _assigned(

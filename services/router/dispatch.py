@@ -29,7 +29,6 @@ from shared.contracts.events import (
     RequestAssigned,
     RequestRejected,
     RouterLost,
-    RouterRegistered,
     Uncordoned,
 )
 from shared.contracts.ids import RequestId, RouterId
@@ -122,7 +121,7 @@ class Dispatcher:
         await self._frames.start()
         await self._claims.start()
         self._wiring.projection.listen(self._hear)
-        self._wiring.outbox.record([RouterRegistered(router=self.router)])
+        self._wiring.outbox.record([self._wiring.registration()])
         self._heart = asyncio.create_task(self._beat(), name="heartbeat")
 
     async def failed(self) -> Exception:

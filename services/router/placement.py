@@ -7,7 +7,6 @@ the eligible workers: λ prices extra GPU-seconds and is zero at C_min. The leas
 lower worker id. A prefix miss excludes nobody. Under the freeze switch (`least-work`) the price is q alone, ties by s.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -84,24 +83,24 @@ def serving(pool: Pool) -> NodeRegistered | None:
 
 def eligible(
     pool: Pool, holders: Holders, loads: Loads, question: Question
-) -> tuple[list[Candidate], Counter[Exclusion]]:
-    """The workers that may take the request, and how many may not, by reason."""
-    excluded: Counter[Exclusion] = Counter()
+) -> tuple[list[Candidate], dict[WorkerId, Exclusion]]:
+    """The workers that may take the request, and why each of the others may not."""
+    excluded: dict[WorkerId, Exclusion] = {}
     spec = serving(pool)
     able: list[tuple[Worker, int]] = []
     for node in pool.nodes.values():
         if (reason := _node_excluded(node, spec, question)) is not None:
-            excluded[reason] += len(node.workers)
+            excluded.update((worker.id, reason) for worker in node.workers)
             continue
         for worker in node.workers:
             queue_us, hung = load.at(question.now_ns) if (load := loads.of_worker.get(worker.id)) else (0, False)
             if (reason := "hung" if hung else _worker_excluded(node, worker, question)) is None:
                 able.append((worker, queue_us))
             else:
-                excluded[reason] += 1
+                excluded[worker.id] = reason
     fresh = [each for each in able if each[0].id not in question.refused_by]
-    if fresh and len(fresh) < len(able):
-        excluded["refused"] = len(able) - len(fresh)
+    if fresh:
+        excluded.update((worker.id, "refused") for worker, _ in able if worker.id in question.refused_by)
     holding = holders.of_block.get(question.chain[0], ()) if question.chain else ()
     return [
         Candidate(
@@ -112,13 +111,17 @@ def eligible(
             holders.trust(worker.id),
         )
         for worker, queue_us in fresh or able
-    ], +excluded
+    ], excluded
 
 
 def choose(
-    candidates: Iterable[Candidate], prompt_tokens: int, coefficients: Coefficients, parameters: Parameters
+    candidates: Iterable[Candidate],
+    prompt_tokens: int,
+    coefficients: Coefficients,
+    parameters: Parameters,
+    runners_up: int = RUNNERS_UP,
 ) -> Placement | None:
-    """The placement, or None without a candidate."""
+    """The placement, or None without a candidate. `runners_up` says how many more of the candidates it names."""
     candidates = list(candidates)
     if not candidates:
         return None
@@ -139,7 +142,7 @@ def choose(
             prices.append(_Price(price_us, each.queue_us, each.worker, service_us, occupancy_us, each))
     return Placement(
         "least-work" if least_work else parameters.placement_policy,
-        tuple(_priced(each) for each in _reported(prices)),
+        tuple(_priced(each) for each in _reported(prices, runners_up)),
         min(preferred)[1],
         _digest(prices),
         0.0 if least_work else parameters.beta,
@@ -198,8 +201,8 @@ def _cached_tokens(holders: Holders, worker: WorkerId, spec: NodeRegistered, que
     return reusable_tokens(holders.matched_blocks(worker, question.chain), spec.block_tokens, question.prompt_tokens)
 
 
-def _reported(prices: list[_Price]) -> list[_Price]:
-    """The winner, the best of every other degree, the next four."""
+def _reported(prices: list[_Price], runners_up: int) -> list[_Price]:
+    """The winner, the best of every other degree, the next ones."""
     best: dict[int, _Price] = {}
     for each in prices:
         if each.of.degree not in best or each < best[each.of.degree]:
@@ -207,7 +210,7 @@ def _reported(prices: list[_Price]) -> list[_Price]:
     leaders = sorted(best.values())
     named = {each.worker for each in leaders}
     others = (each for each in prices if each.worker not in named)
-    return leaders + nsmallest(RUNNERS_UP, others)
+    return leaders + nsmallest(runners_up, others)
 
 
 def _priced(price: _Price) -> PricedCandidate:

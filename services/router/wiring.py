@@ -10,7 +10,7 @@ from services.router.decider import Moment, State
 from services.router.metrics import RouterMetrics
 from services.router.settings import RouterSettings
 from shared.contracts.envelope import Envelope, EventData
-from shared.contracts.events import RequestAssigned
+from shared.contracts.events import RequestAssigned, RouterRegistered
 from shared.contracts.ids import RouterId, Source
 from shared.contracts.subjects import Subjects
 from shared.runtime.appending import Origin
@@ -50,6 +50,15 @@ class Wiring:
     def moment(self) -> Moment:
         """Now, for a decision on `state`."""
         return Moment(self.clock.now_ns(), self.projection.seen_seq)
+
+    def registration(self) -> RouterRegistered:
+        """What this process is, and what its decisions begin with."""
+        return RouterRegistered(
+            router=self.router,
+            first_seq=self.projection.first_seq,
+            seen_seq=self.projection.seen_seq,
+            coefficients=self.settings.cost_model().model_dump(),
+        )
 
     def record(self, call: Call, facts: list[EventData], cause: Placed | None = None) -> list[Envelope]:
         """Record what was decided about `call`, whose last assignment was `cause`. Errors: OutboxFull."""

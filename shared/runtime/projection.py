@@ -40,7 +40,8 @@ NOWHERE = Place(0, 0)
 class Projection(Generic[S]):
     """`state` is the log folded to `seen_seq`, plus what the process has recorded itself.
 
-    `evolve` changes the state it owns and never refuses. `last_on` holds the last folded sequence per subject.
+    `evolve` changes the state it owns and never refuses. `last_on` holds the last folded sequence per subject, `first_seq` is
+    the log's first one when the fold began.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Projection(Generic[S]):
         self.state = state
         self.log = log
         self.seen_seq = 0
+        self.first_seq = 1
         self.last_on: dict[str, int] = {}
         self.own_recorded: Source | None = None
         self._filters = tuple(filters)
@@ -116,6 +118,7 @@ class Projection(Generic[S]):
                 self._evolve(self.state, stored)
         # A decision on an empty log has seen what is kept: its assignments are not older than a kept loss of their node.
         self.seen_seq = max(self.seen_seq, first_seq - 1)
+        self.first_seq = first_seq
         return [stored for stored in recalled.events if stored.stream_seq >= first_seq]
 
     async def _check_nothing_slipped(self, still_there: Sequence[Stored]) -> None:

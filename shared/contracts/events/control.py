@@ -12,10 +12,12 @@ from shared.contracts.ids import NodeId, WorkerId, worker_id
 
 @event("leadership-taken", channel=Channel.CONTROL, senders=("controller",))
 class LeadershipTaken(EventData):
-    """From here on appends of leaders with an older term fail, and agents refuse their commands."""
+    """From here on appends of leaders with an older term fail, and agents refuse their commands. The leader has folded the
+    log from `first_seq` on."""
 
     leader: str
     term: int = Field(ge=1)
+    first_seq: int = Field(default=1, ge=1)
 
 
 @event("window-closed", channel=Channel.CONTROL, senders=("controller",))

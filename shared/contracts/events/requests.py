@@ -23,9 +23,15 @@ Finish = Literal["stop", "length"]
 
 @event("router-registered", channel=Channel.REQUESTS, senders=("router",))
 class RouterRegistered(EventData):
-    """A router process serves. Its `source` is new with every start."""
+    """A router process serves. Its `source` is new with every start.
+
+    What its decisions began with: the log's first event then, how far it had folded, and its cost model, empty if it does not say.
+    """
 
     router: RouterId
+    first_seq: int = Field(default=1, ge=1)
+    seen_seq: int = Field(default=0, ge=0)
+    coefficients: dict[str, float | str] = Field(default_factory=dict)
 
 
 @event("request-received", channel=Channel.REQUESTS, senders=("router",))
