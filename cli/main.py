@@ -2,7 +2,7 @@
 
 import typer
 
-from cli.commands import demo, doctor, events, ledger, status, trace, up
+from cli.commands import demo, doctor, events, ledger, status, trace, up, verify
 
 app = typer.Typer(
     name="vertumnus",
@@ -16,6 +16,7 @@ app.command("up")(up.up)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("status")(status.status)
+app.command("verify")(verify.verify)
 app.add_typer(trace.app, name="trace")
 app.add_typer(events.app, name="events")
 app.add_typer(ledger.app, name="ledger")

@@ -30,7 +30,10 @@ async def main() -> None:
             projection,
             Fence(projection, runtime.sealer(runtime.source), subjects.cache_control, clock),
             lambda lease_term: decider.take_leadership(
-                state, runtime.source, lease_term, decider.Began(projection.first_seq, coefficients)
+                state,
+                runtime.source,
+                lease_term,
+                decider.Began(projection.first_seq, projection.kept_events, coefficients),
             ),
             clock,
         )

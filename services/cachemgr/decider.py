@@ -64,9 +64,10 @@ class State:
 
 
 class Began(NamedTuple):
-    """What the fold of a process began with: the log's first event then, and the cost model."""
+    """What the fold of a process began with: the log's first event then, how many kept ones, and the cost model."""
 
     first_seq: int
+    kept_events: int
     coefficients: Coefficients
 
 
@@ -120,8 +121,13 @@ def take_leadership(state: State, leader: str, lease_term: int, began: Began | N
     term = max(lease_term, state.term + 1)
     if began is None:
         return CacheLeadershipTaken(leader=leader, term=term)
-    coefficients = began.coefficients.model_dump()
-    return CacheLeadershipTaken(leader=leader, term=term, first_seq=began.first_seq, coefficients=coefficients)
+    return CacheLeadershipTaken(
+        leader=leader,
+        term=term,
+        first_seq=began.first_seq,
+        kept_events=began.kept_events,
+        coefficients=began.coefficients.model_dump(),
+    )
 
 
 def scan(state: State) -> list[EventData]:

@@ -27,7 +27,9 @@ async def main() -> None:
             runtime.lease("controller"),
             projection,
             Fence(projection, runtime.sealer(runtime.source), subjects.control, clock),
-            lambda lease_term: decider.take_leadership(state, runtime.source, lease_term, projection.first_seq),
+            lambda lease_term: decider.take_leadership(
+                state, runtime.source, lease_term, projection.first_seq, projection.kept_events
+            ),
             clock,
         )
         first_epochs = Epochs(Configured(settings.composition, settings.compositions), settings.capacity_share)

@@ -1,10 +1,10 @@
 """The record from its first row to its last, page by page, in the order of the stream."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from services.ledger.records import LOG_TABLES, LogTable
+from services.ledger.records import LOG_TABLES, Arrival, LogTable
 
 PAGE_EVENTS = 5_000
 
@@ -78,3 +78,22 @@ _PAGE = {
     for table in LOG_TABLES
 }
 _LAST = {table: f"SELECT max(stream_seq) FROM {table} WHERE log = $1" for table in LOG_TABLES}  # noqa: S608
+
+
+async def told(connection: Any, log: UUID, types: Sequence[str]) -> list[Arrival]:
+    """Every decision of these types in one log, in stream order."""
+    sql = "SELECT stream_seq, raw FROM decisions WHERE log = $1 AND type = ANY($2::text[]) ORDER BY stream_seq"
+    return [Arrival(row["stream_seq"], row["raw"]) for row in await connection.fetch(sql, log, list(types))]
+
+
+async def stories(connection: Any, log: UUID, after_seq: int, to_seq: int) -> AsyncIterator[list[Arrival]]:
+    """What was published in one log behind `after_seq` up to `to_seq`, page by page and in order, repeats left out."""
+    for start in range(after_seq, to_seq, PAGE_EVENTS):
+        rows = await connection.fetch(_STORY, log, start, min(start + PAGE_EVENTS, to_seq))
+        yield [Arrival(row["stream_seq"], row["raw"]) for row in rows]
+
+
+_STORY = """
+SELECT stream_seq, raw FROM decisions WHERE log = $1 AND stream_seq > $2 AND stream_seq <= $3
+UNION ALL SELECT stream_seq, raw FROM block_events WHERE log = $1 AND stream_seq > $2 AND stream_seq <= $3 ORDER BY 1
+"""

@@ -56,6 +56,7 @@ class Wiring:
         return RouterRegistered(
             router=self.router,
             first_seq=self.projection.first_seq,
+            kept_events=self.projection.kept_events,
             seen_seq=self.projection.seen_seq,
             coefficients=self.settings.cost_model().model_dump(),
         )

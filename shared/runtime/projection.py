@@ -41,7 +41,7 @@ class Projection(Generic[S]):
     """`state` is the log folded to `seen_seq`, plus what the process has recorded itself.
 
     `evolve` changes the state it owns and never refuses. `last_on` holds the last folded sequence per subject, `first_seq` is
-    the log's first one when the fold began.
+    the log's first one when the fold began, `kept_events` how many were folded that it had dropped.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Projection(Generic[S]):
         self.log = log
         self.seen_seq = 0
         self.first_seq = 1
+        self.kept_events = 0
         self.last_on: dict[str, int] = {}
         self.own_recorded: Source | None = None
         self._filters = tuple(filters)
@@ -114,6 +115,7 @@ class Projection(Generic[S]):
             self._logger.error("dropped events are not kept", from_seq=recalled.seen_seq + 1, to_seq=first_seq - 1)
         for stored in recalled.events:
             if stored.stream_seq < first_seq:
+                self.kept_events += 1
                 self._note(stored)
                 self._evolve(self.state, stored)
         # A decision on an empty log has seen what is kept: its assignments are not older than a kept loss of their node.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-PACKAGES = {"shared", "services", "cli", "migrations", "simulation"}
+PACKAGES = {"shared", "services", "replay", "cli", "migrations", "simulation"}
 SOURCES = {f: (ROOT / f).read_text() for f in TRACKED if f.endswith(".py") and f.split("/")[0] in PACKAGES}
 TREES = {name: ast.parse(text) for name, text in SOURCES.items()}
 TEXTS = [f for f in TRACKED if f.endswith((".py", ".md", ".toml", ".yml", ".yaml")) or f in {"Makefile", "Dockerfile"}]

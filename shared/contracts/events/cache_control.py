@@ -12,12 +12,13 @@ from shared.contracts.ids import NodeId, WorkerId
 
 @event("cache-leadership-taken", channel=Channel.CACHE_CONTROL, senders=("cachemgr",))
 class CacheLeadershipTaken(EventData):
-    """From here on appends of cache managers with an older term fail. The leader has folded the log from `first_seq` on, and
-    began with this cost model, empty if it does not say."""
+    """From here on appends of cache managers with an older term fail. The leader has folded `kept_events` events that the
+    log had dropped, and the log from `first_seq` on. Its cost model is empty if it does not say."""
 
     leader: str
     term: int = Field(ge=1)
     first_seq: int = Field(default=1, ge=1)
+    kept_events: int = Field(default=0, ge=0)
     coefficients: dict[str, float | str] = Field(default_factory=dict)
 
 

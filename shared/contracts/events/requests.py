@@ -25,11 +25,13 @@ Finish = Literal["stop", "length"]
 class RouterRegistered(EventData):
     """A router process serves. Its `source` is new with every start.
 
-    What its decisions began with: the log's first event then, how far it had folded, and its cost model, empty if it does not say.
+    What its decisions began with: the log's first event then, how many kept events it folded before that, how far it had
+    folded, and its cost model, which is empty if it does not say.
     """
 
     router: RouterId
     first_seq: int = Field(default=1, ge=1)
+    kept_events: int = Field(default=0, ge=0)
     seen_seq: int = Field(default=0, ge=0)
     coefficients: dict[str, float | str] = Field(default_factory=dict)
 

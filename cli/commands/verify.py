@@ -1,0 +1,89 @@
+"""`vertumnus verify`: does every recorded decision come out again?"""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.commands.events import EXIT_FAILED, Json, run
+
+if TYPE_CHECKING:
+    from replay.verifying import Verification
+
+From = Annotated[str | None, typer.Option("--from", metavar="SEQ|TIME", help="the first decision to compare")]
+To = Annotated[str | None, typer.Option("--to", metavar="SEQ|TIME", help="the last one")]
+
+
+def verify(
+    first: From = None,
+    last: To = None,
+    deep: Annotated[bool, typer.Option("--deep", help="let every folded state examine itself at each window")] = False,
+    json: Json = False,
+) -> None:
+    """Decide again, with the services' own code, on the states that the record gives, and compare.
+
+    The range is given by sequences of the newest log, or by times (ISO 8601, UTC); what lies before it is folded all the same.
+    Exit status 1 if a decision differs, or if there was none to check.
+    """
+    from cli.events.printing import progress
+    from cli.record.instants import span
+    from cli.whereabouts import database_url
+    from replay.verifying import verify as verify_record
+
+    try:
+        asked = span(first, last)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    url = database_url()
+    with progress("events folded") as told:
+        found = run(lambda: verify_record(url, asked, deep=deep, progress=told))
+    if json:
+        import orjson
+
+        print(orjson.dumps(_document(found)).decode())
+    else:
+        _print(found)
+    if not found.clean:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _document(found: "Verification") -> dict[str, object]:
+    findings = found.findings
+    return {
+        "logs": found.logs,
+        "events": found.events,
+        "checked": dict(findings.checked),
+        "differing": dict(findings.differing),
+        "skipped": [{"type": kind, "reason": why, "count": n} for (kind, why), n in findings.skipped.items()],
+        "differences": [each._asdict() for each in findings.differences],
+    }
+
+
+def _print(found: "Verification") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console, findings = Console(highlight=False), found.findings
+    table = Table("decision", "checked", "differ", "not derivable")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    skipped: dict[str, int] = {}
+    for (kind, _), number in findings.skipped.items():
+        skipped[kind] = skipped.get(kind, 0) + number
+    for kind in sorted({*findings.checked, *skipped}):
+        counts = (findings.checked[kind], findings.differing[kind], skipped.get(kind, 0))
+        table.add_row(kind, *(f"{number:,}" for number in counts), style="red" if findings.differing[kind] else None)
+    console.print(table)
+    for (kind, why), number in sorted(findings.skipped.items()):
+        console.print(f"{number:,} {kind} not derivable: {why}", style="yellow", markup=False)
+    for difference in findings.differences:
+        console.print(str(difference), style="red", markup=False, soft_wrap=True)
+    total = findings.checked.total()
+    folded = f"{found.events:,} events of {found.logs} log{'s'[: found.logs != 1]} folded"
+    if not total:
+        console.print(f"{folded}; there was no decision to check", style="red")
+    elif findings.clean:
+        console.print(f"{folded}; all {total:,} decisions come out again", style="green")
+    else:
+        console.print(
+            f"{folded}; {findings.differing.total():,} of {total:,} decisions come out otherwise", style="red"
+        )

@@ -1,0 +1,1 @@
+"""What the commands over the record (`explain`, `verify`, `replay`) share."""

@@ -1,0 +1,9 @@
+"""The past out of the record: the states that services decided on, and their decisions made again from them.
+
+This package knows every decider, so that nothing is written twice: what is run again is the very code that decided (ADR 0014).
+It reads, and it is imported by nobody but the command line.
+
+- `routers.py`, `leaders.py`: the states of router processes and of leaders, rebuilt event by event, and what they decide there.
+- `verifying.py`: every decision of the record, derived again and compared.
+- `explaining.py`: one request's decisions and what became of them.
+"""

@@ -1,0 +1,44 @@
+"""The events of the record as services folded them: repeats and what is no event left out, gaps pointed at."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from uuid import UUID
+
+from replay.beginnings import TYPES, Registration, registration
+from services.ledger import reading
+from services.ledger.reading import LogInfo
+from services.ledger.records import Arrival
+from shared.contracts.codec import BadEvent, decode
+from shared.contracts.envelope import Stored, UnknownEvent
+
+
+async def registrations(connection: Any, log: UUID) -> list[Registration]:
+    """What each process of the log said of its beginning."""
+    rows = await reading.told(connection, log, TYPES)
+    stories = (stored for row in rows if (stored := published(str(log), row)) is not None)
+    return [found for stored in stories if (found := registration(stored)) is not None]
+
+
+async def pages(
+    connection: Any, log: LogInfo, miss: Callable[[], None], to_seq: int | None = None
+) -> AsyncIterator[list[Stored]]:
+    """The events of one log page by page, as services folded them. `miss` is called where an accepted gap is."""
+    gaps = [first for first, _ in log.gaps]
+    async for page in reading.stories(connection, log.log, 0, log.stream_seq if to_seq is None else to_seq):
+        told = [stored for row in page if (stored := published(str(log.log), row)) is not None]
+        while gaps and told and told[-1].stream_seq >= gaps[0]:
+            before = [each for each in told if each.stream_seq < gaps[0]]
+            yield before
+            miss()
+            told = told[len(before) :]
+            gaps.pop(0)
+        yield told
+
+
+def published(log: str, row: Arrival) -> Stored | None:
+    """The event as services read it; None for bytes that they do not fold."""
+    try:
+        event = decode(row.raw)
+    except BadEvent:
+        return None
+    return None if isinstance(event.data, UnknownEvent) else Stored(log, row.stream_seq, event)

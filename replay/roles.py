@@ -1,0 +1,155 @@
+"""The two roles that lead, and how each of their decisions is made again.
+
+What came from outside is taken from the record: clocks, operators' words, who was silent, which composition was configured.
+What follows from it and from the folded state is the deciders' business, and is asked of them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from replay.beginnings import Beginning
+from replay.leaders import Role
+from services.cachemgr import decider as cachemgr
+from services.cachemgr import replication
+from services.controller import decider as controller
+from services.controller import epochs, saga
+from services.controller.decider import Asker, Incarnation
+from shared.contracts.envelope import Channel, EventData, Stored
+from shared.contracts.events import (
+    CacheLeadershipTaken,
+    CacheScanCompleted,
+    Cordoned,
+    DrainStarted,
+    EpochAborted,
+    EpochCommitted,
+    Frozen,
+    LeadershipTaken,
+    NodeDeclaredLost,
+    ParametersChanged,
+    PlacementReconciled,
+    ReconfigurationPlanned,
+    ReplicaInstalled,
+    ReplicationFailed,
+    ReplicationRequested,
+    RouterLost,
+    Thawed,
+    Uncordoned,
+    WindowClosed,
+)
+from shared.contracts.ids import BlockId, Source
+from shared.model.cost import Coefficients
+
+Decisions = Sequence[EventData]
+
+
+def _control(state: controller.State, stored: Stored) -> Decisions:
+    match stored.data:
+        case LeadershipTaken() as data:
+            return [controller.take_leadership(state, data.leader, data.term, data.first_seq, data.kept_events)]
+        case WindowClosed() as data:
+            if state.seen_seq != data.to_seq or state.windows.started_ns is None:
+                return []
+            return controller.close_window(state, state.windows.started_ns + data.length_us * 1_000)
+        case NodeDeclaredLost() as data:
+            return controller.lose_nodes(state, {Incarnation(data.node, data.incarnation): data.silent_us})
+        case RouterLost() as data:
+            return controller.lose_routers(state, [Source(data.source)])
+        case EpochCommitted() | EpochAborted() | DrainStarted() | ReconfigurationPlanned() as data:
+            return _epoch(state, stored, data)
+        case _:
+            return _operator(state, stored.data)
+
+
+def _epoch(
+    state: controller.State, stored: Stored, data: EpochCommitted | EpochAborted | DrainStarted | ReconfigurationPlanned
+) -> Decisions:
+    if isinstance(data, ReconfigurationPlanned):
+        move = saga.Move(data.node, data.new_composition, data.policy, data.reason)
+        return saga.plan(state.sagas, state.pool, state.parameters, move)
+    capacities = {each.degree: each.capacity_us for each in data.workers} if isinstance(data, EpochCommitted) else {}
+
+    def capacity_us(degree: int) -> int:
+        return capacities.get(degree, 0)
+
+    if opened := state.sagas.open.get(data.node):
+        return saga.advance(opened, state.parameters, capacity_us, stored.event.time_ns)
+    node = state.pool.nodes.get(data.node)
+    if node is None or not isinstance(data, EpochCommitted):
+        return []
+    adopted = epochs.Wanted(data.node, node.incarnation, data.epoch, data.composition)
+    return epochs.commit(state, adopted, capacity_us)
+
+
+def _operator(state: controller.State, data: EventData) -> Decisions:
+    try:
+        match data:
+            case Frozen():
+                return controller.freeze(state, Asker(data.asked_by, data.reason))
+            case Thawed():
+                return controller.thaw(state, Asker(data.asked_by, data.reason))
+            case Cordoned():
+                return controller.cordon(state, data.node, Asker(data.asked_by, data.reason))
+            case Uncordoned():
+                return controller.uncordon(state, data.node, Asker(data.asked_by, data.reason))
+            case ParametersChanged():
+                return controller.change_parameters(state, data.changes, Asker(data.asked_by, data.reason))
+            case _:
+                return []
+    except ValueError:
+        # The decider refuses what was asked: no such node, no such value. So this is decided: nothing.
+        return []
+
+
+def _cache(state: cachemgr.State, stored: Stored) -> Decisions:
+    match stored.data:
+        case CacheLeadershipTaken() as data:
+            began = cachemgr.Began(data.first_seq, data.kept_events, Coefficients.model_validate(data.coefficients))
+            return [cachemgr.take_leadership(state, data.leader, data.term, began)]
+        case CacheScanCompleted() as data:
+            return cachemgr.scan(state) if state.seen_seq == data.to_seq else []
+        case PlacementReconciled():
+            return cachemgr.reconcile_placements(state)
+        case ReplicationRequested() as data:
+            z = BlockId(data.z)
+            wish = replication.Wish(
+                data.operation, z, data.degree, data.kind, data.sources, data.destination, data.score
+            )
+            return replication.request(state.operations, state.trie, state.holders, state.pool, wish)
+        case ReplicaInstalled() | ReplicationFailed() as data:
+            operation = state.operations.open.get(data.operation)
+            return replication.settle(operation, state.pool, stored.event.time_ns) if operation else []
+        case _:
+            return []
+
+
+def _cache_manager(begun: Beginning) -> cachemgr.State | None:
+    coefficients = begun.cost_model()
+    return cachemgr.initial(coefficients) if coefficients else None
+
+
+def _deciding(derive: Any, *types: type[EventData]) -> dict[type[EventData], Any]:
+    return dict.fromkeys(types, derive)
+
+
+CONTROLLER = Role(
+    Channel.CONTROL,
+    frozenset({Channel.CONTROL, Channel.CACHE_CONTROL, Channel.WORKERS, Channel.REQUESTS}),
+    lambda _: controller.initial(),
+    controller.evolve,
+    _deciding(
+        _control, LeadershipTaken, WindowClosed, NodeDeclaredLost, RouterLost, EpochCommitted, EpochAborted, DrainStarted,
+        ReconfigurationPlanned, Frozen, Thawed, Cordoned, Uncordoned, ParametersChanged,
+    ),
+)  # fmt: skip
+"""`NodeDeclaredLost` and `RouterLost` are decided by it, whatever file their classes are in."""
+
+CACHE_MANAGER = Role(
+    Channel.CACHE_CONTROL,
+    frozenset({Channel.CONTROL, Channel.CACHE_CONTROL, Channel.WORKERS, Channel.CACHE, Channel.REQUESTS}),
+    _cache_manager,
+    cachemgr.evolve,
+    _deciding(
+        _cache, CacheLeadershipTaken, CacheScanCompleted, PlacementReconciled, ReplicationRequested, ReplicaInstalled,
+        ReplicationFailed,
+    ),
+)  # fmt: skip

@@ -1,0 +1,196 @@
+"""Router processes as they were: the state that each of their decisions was made on, and that decision made again.
+
+A router decides on the log folded to `seen_seq` plus its own events so far, which it folds when it records them. The order
+between those two makes no difference to a decision (`services/router/loads.py`), so a state is rebuilt like this: its own
+events in their order, and before each decision the events of everybody else up to what the decision has seen.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from services.router import decider, placement
+from services.router.decider import Arrival, Moment, State
+from services.router.placement import Candidate, Question
+from shared.contracts.envelope import Envelope, EventData, Stored
+from shared.contracts.events import (
+    ENDS,
+    RequestAssigned,
+    RequestReceived,
+    RequestRedirected,
+    RequestRejected,
+)
+from shared.contracts.ids import Source, unpack_block_ids
+from shared.model.cost import Coefficients
+from shared.model.parameters import Parameters
+
+BACKLOG_EVENTS_MAX = 20_000
+"""How far a router may lag behind the log when it decides: twice what its outbox holds. What is older is folded."""
+
+TOO_OLD = f"the router had seen less than all but the last {BACKLOG_EVENTS_MAX:,} events"
+HOLE = "events before it are missing"
+
+
+class Decided(NamedTuple):
+    """A decision of the record, and what the router's code decides on the same state. `derived` is None if that state cannot be
+    rebuilt, for the reason in `why_not`. `question` is what a placement answered."""
+
+    recorded: Stored
+    derived: list[EventData] | None
+    why_not: str = ""
+    state: State | None = None
+    question: Question | None = None
+
+
+Judge = Callable[[Decided], None]
+
+
+class Backlog:
+    """The newest events of the log, for routers that lag behind. Positions count from the first event."""
+
+    def __init__(self) -> None:
+        self._events: deque[Stored] = deque()
+        self.end = 0
+
+    @property
+    def begin(self) -> int:
+        return self.end - len(self._events)
+
+    def append(self, stored: Stored) -> None:
+        self._events.append(stored)
+        self.end += 1
+
+    def at(self, position: int) -> Stored:
+        return self._events[position - self.begin]
+
+    def drop_first(self) -> Stored:
+        return self._events.popleft()
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+
+class RouterReplica:
+    """One router process. Give it its own events in order."""
+
+    def __init__(self, source: Source, state: State, backlog: Backlog, judge: Judge) -> None:
+        self.source = source
+        self.state = state
+        self.broken: str | None = None
+        """Why nothing more can be derived from this state."""
+        self.position = backlog.end
+        self._backlog = backlog
+        self._judge = judge
+        self._folded_seq = 0
+        self._received: Stored | None = None
+        """A request whose placement is the next own event: both were decided at once."""
+
+    def own(self, stored: Stored) -> None:
+        """The next event of this router."""
+        received, self._received = self._received, None
+        match stored.data:
+            case RequestReceived():
+                self._received = stored
+                return
+            case RequestAssigned() | RequestRejected() if received is not None:
+                self._first_decision(received, stored)
+                self._fold_own(received.event)
+            case RequestAssigned(attempt=attempt) if attempt > 1:
+                self._next_decision(stored, stored.data)
+            case RequestRedirected() as data:
+                redirected = decider.redirect(self.state, data.request, data.attempt, data.reason)[:1]
+                self._told(stored, redirected)
+            case ended if isinstance(ended, ENDS) and not isinstance(ended, RequestRejected):
+                self._told(stored, decider.end(self.state, ended))
+            case _:
+                pass
+        self._fold_own(stored.event)
+
+    def fall_behind(self, stored: Stored) -> None:
+        """The backlog drops its oldest event, `stored`: fold it if that was not done yet."""
+        if self.position < self._backlog.begin:
+            self._fold_other(stored)
+            self.position = self._backlog.begin
+
+    def _first_decision(self, received: Stored, stored: Stored) -> None:
+        asked = received.data
+        assert isinstance(asked, RequestReceived), "what is kept as received was received"
+        now_ns = stored.data.now_ns if isinstance(stored.data, RequestAssigned) else stored.event.time_ns
+        chain = tuple(unpack_block_ids(asked.block_ids))
+        if not self._see(asked.seen_seq):
+            self._told(stored, None)
+            return
+        question = Question(asked.prompt_tokens, chain, now_ns)
+        arrival = Arrival(
+            request=asked.request,
+            tenant=asked.tenant,
+            model=asked.model,
+            prompt_tokens=asked.prompt_tokens,
+            max_tokens=asked.max_tokens,
+            slo_us=asked.slo_us,
+            stream=asked.stream,
+            chain=chain,
+        )
+        self._told(stored, decider.receive(self.state, arrival, Moment(now_ns, asked.seen_seq)), question)
+
+    def _next_decision(self, stored: Stored, data: RequestAssigned) -> None:
+        opened = self.state.loads.open.get(data.request)
+        if opened is None or not self._see(data.seen_seq):
+            self._told(stored, None if opened else [])
+            return
+        generated_tokens = data.uncached_tokens + data.cached_tokens - opened.prompt_tokens
+        chain = self.state.holders.chains[data.request]
+        question = Question(opened.prompt_tokens + generated_tokens, chain, data.now_ns, opened.refused_by)
+        moment = Moment(data.now_ns, data.seen_seq)
+        self._told(stored, decider.assign_again(self.state, data.request, generated_tokens, moment), question)
+
+    def _told(self, stored: Stored, derived: list[EventData] | None, question: Question | None = None) -> None:
+        why_not = self.broken or ("" if derived is not None else TOO_OLD)
+        self._judge(Decided(stored, None if why_not else derived, why_not, self.state, question))
+
+    def _see(self, seq: int) -> bool:
+        """Fold the others up to `seq`; False if more than that was folded already."""
+        if self._folded_seq > seq:
+            return False
+        while self.position < self._backlog.end and (stored := self._backlog.at(self.position)).stream_seq <= seq:
+            self._fold_other(stored)
+            self.position += 1
+        return True
+
+    def _fold_other(self, stored: Stored) -> None:
+        if stored.event.source != self.source:
+            decider.evolve(self.state, stored)
+        self._folded_seq = stored.stream_seq
+
+    def _fold_own(self, event: Envelope) -> None:
+        decider.evolve(self.state, Stored("", 0, event))
+
+
+def from_recorded_inputs(data: RequestAssigned, coefficients: Coefficients) -> RequestAssigned:
+    """The same placement out of nothing but the inputs that it recorded.
+
+    What depends on more than that is taken as recorded: the digest and, unless all candidates were recorded one by one, the
+    preferred degree. Least work names no weights, and so its preferred degree cannot be had from it either.
+    """
+    candidates = [
+        Candidate(each.worker, each.degree, each.cached_tokens, each.queue_us, each.trust) for each in data.candidates
+    ]
+    prompt_tokens = data.uncached_tokens + data.cached_tokens
+    # Copied, not made: least work is recorded with weights of 0, which operators may not set.
+    rule = Parameters().model_copy(update={"placement_policy": data.policy, "beta": data.beta, "lam": data.lam})
+    placed = placement.choose(candidates, prompt_tokens, coefficients, rule, runners_up=len(candidates))
+    if placed is None:
+        return data
+    winner = placed.winner
+    again: dict[str, Any] = {
+        "worker": winner.worker,
+        "degree": winner.degree,
+        "cached_tokens": winner.cached_tokens,
+        "uncached_tokens": prompt_tokens - winner.cached_tokens,
+        "service_us": winner.service_us,
+        "queue_us": winner.queue_us,
+        "candidates": placed.candidates,
+    }
+    if placed.price_digest == data.price_digest and placed.policy != "least-work":
+        again["preferred_degree"] = placed.preferred_degree
+    return data.model_copy(update=again)

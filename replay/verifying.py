@@ -1,0 +1,174 @@
+"""Every decision of the record made again by the code that made it, and compared.
+
+A placement is checked twice: with the inputs that it recorded, and on the state that is folded from the log up to what its
+router had seen. Leaders' decisions are checked on the folded state. Nothing of what a service remembered is used.
+
+What cannot be derived again is counted with its reason, never taken for right: after an accepted gap, or where a process did
+not say what it began with.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from replay import history
+from replay.beginnings import Past, Registration
+from replay.findings import RECORDED_INPUTS, Findings, Place
+from replay.leaders import Leaders
+from replay.pool_routers import UNSAID, Routers
+from replay.roles import CACHE_MANAGER, CONTROLLER
+from replay.routers import Decided, from_recorded_inputs
+from services.ledger import database, reading
+from shared.contracts.envelope import Stored
+from shared.contracts.events import (
+    CacheLeadershipTaken,
+    LeadershipTaken,
+    RequestAssigned,
+    RouterRegistered,
+    WindowClosed,
+)
+from shared.contracts.ids import Source
+
+Progress = Callable[[int], None]
+
+SEQ_MAX = 2**63 - 1
+
+
+class Span(NamedTuple):
+    """Which decisions are compared: by sequence within each log, or by the sender's clock. Everything before is folded."""
+
+    from_seq: int = 0
+    to_seq: int = SEQ_MAX
+    from_ns: int = -(2**63)
+    to_ns: int = 2**63 - 1
+
+    def in_older_log(self) -> "Span":
+        """What it means for logs before the newest: nothing, if it names sequences."""
+        named = (self.from_seq, self.to_seq) != (0, SEQ_MAX)
+        return self._replace(from_seq=SEQ_MAX) if named else self
+
+    def holds(self, stored: Stored) -> bool:
+        return self.from_seq <= stored.stream_seq <= self.to_seq and self.from_ns <= stored.event.time_ns <= self.to_ns
+
+
+EVERYTHING = Span()
+
+
+class Verification(NamedTuple):
+    """What was read and what was found."""
+
+    logs: int
+    events: int
+    findings: Findings
+
+    @property
+    def clean(self) -> bool:
+        """Something was checked, and nothing differs."""
+        return self.findings.clean and self.findings.checked.total() > 0
+
+
+class LogVerifier:
+    """Is given every event of one log in order. Pure."""
+
+    def __init__(
+        self,
+        log: str,
+        begun: Sequence[Registration],
+        span: Span,
+        findings: Findings,
+        *,
+        inherited: Iterable[Stored] = (),
+        deep: bool = False,
+    ) -> None:
+        self.past = Past(inherited)
+        self._log = log
+        self._span = span
+        self._findings = findings
+        self._deep = deep
+        self._coefficients = {each.source: each.begun.cost_model() for each in begun}
+        self._routers = Routers([each for each in begun if each.kind == RouterRegistered.TYPE], self.past, self._placed)
+        controllers = [each for each in begun if each.kind == LeadershipTaken.TYPE]
+        managers = [each for each in begun if each.kind == CacheLeadershipTaken.TYPE]
+        self._leaders = (
+            Leaders(CONTROLLER, controllers, self.past, log, findings),
+            Leaders(CACHE_MANAGER, managers, self.past, log, findings),
+        )
+
+    def fold(self, stored: Stored) -> None:
+        """The next event."""
+        wanted = self._span.holds(stored)
+        if wanted and isinstance(stored.data, RequestAssigned):
+            self._check_inputs(stored, stored.data)
+        self._routers.fold(stored)
+        for each in self._leaders:
+            each.fold(stored, wanted)
+        self.past.fold(stored)
+        if self._deep and isinstance(stored.data, WindowClosed):
+            self.check()
+
+    def miss(self) -> None:
+        """Events are missing here."""
+        self._routers.miss()
+        for each in self._leaders:
+            each.miss()
+
+    def end(self) -> None:
+        """The log is over."""
+        for each in self._leaders:
+            each.end()
+
+    def check(self) -> None:
+        """Every folded state agrees with itself. AssertionError says where it does not."""
+        self._routers.check()
+        for state in self._leaders[1].states:
+            state.holders.check()
+            state.trie.check(state.holders)
+
+    def _check_inputs(self, stored: Stored, data: RequestAssigned) -> None:
+        coefficients = self._coefficients.get(Source(stored.event.source))
+        if coefficients is None or coefficients.version != data.coefficients_version:
+            self._findings.skip(RECORDED_INPUTS, UNSAID)
+            return
+        derived = [from_recorded_inputs(data, coefficients)]
+        self._findings.compare(self._place(stored), RECORDED_INPUTS, data, derived)
+
+    def _placed(self, decided: Decided) -> None:
+        stored = decided.recorded
+        if not self._span.holds(stored):
+            return
+        if decided.derived is None:
+            self._findings.skip(stored.event.type, decided.why_not)
+        else:
+            self._findings.compare(self._place(stored), stored.event.type, stored.data, decided.derived)
+
+    def _place(self, stored: Stored) -> Place:
+        return Place(self._log, stored.stream_seq, stored.event.correlation or stored.event.source)
+
+
+async def verify(
+    database_url: str, span: Span = EVERYTHING, *, deep: bool = False, progress: Progress | None = None
+) -> Verification:
+    """Verify the record as of now: one snapshot of the database, which others go on writing to. Sequences in `span` are those
+    of the newest log.
+
+    `progress` is told how many events have been folded. Errors: those of `database.connect`.
+    """
+    connection = await database.connect(database_url)
+    findings, events, inherited = Findings(), 0, list[Stored]()
+    try:
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            logs = await reading.logs(connection)
+            for log in logs:
+                asked = span if log is logs[-1] else span.in_older_log()
+                begun = await history.registrations(connection, log.log)
+                verifier = LogVerifier(str(log.log), begun, asked, findings, inherited=inherited, deep=deep)
+                async for page in history.pages(connection, log, verifier.miss):
+                    for stored in page:
+                        verifier.fold(stored)
+                    events += len(page)
+                    if progress is not None:
+                        progress(events)
+                verifier.end()
+                inherited = verifier.past.legacy()
+        return Verification(len(logs), events, findings)
+    finally:
+        await connection.close()

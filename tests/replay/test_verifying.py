@@ -1,0 +1,230 @@
+"""Every decision comes out again on the state that is rebuilt, and a decider with a fault does not."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from replay.beginnings import registration
+from replay.findings import RECORDED_INPUTS, Findings
+from replay.verifying import EVERYTHING, LogVerifier, Span
+from services.cachemgr import trie
+from services.controller import decider as controller
+from services.controller import windows
+from services.router import decider as router
+from services.router import loads, placement
+from shared.contracts.envelope import Stored
+from shared.contracts.events import NodeLost, RequestAssigned, RequestReceived, RouterRegistered
+from shared.contracts.ids import NodeId
+from shared.model.cost import Coefficients
+from tests.replay.lagging_world import World
+
+
+def verified(log: list[Stored], span: Span = EVERYTHING, *, deep: bool = False) -> Findings:
+    findings = Findings()
+    begun = [found for each in log if (found := registration(each)) is not None]
+    verifier = LogVerifier("log", begun, span, findings, deep=deep)
+    for each in log:
+        verifier.fold(each)
+    verifier.end()
+    return findings
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_decision_comes_out_again_however_far_its_process_lagged(seed: int) -> None:
+    world = World(seed)
+    world.run(700)
+    world.lose_node("n1", 1)
+    world.run(200)
+    world.join_router()
+    world.run(400)
+    found = verified(world.log, deep=True)
+    assert found.differences == []
+    assert not found.skipped
+    for kind in (
+        *(RECORDED_INPUTS, "request-assigned", "request-redirected", "request-completed", "request-failed"),
+        *("window-closed", "cache-scan-completed", "epoch-committed", "parameters-changed", "cordoned", "frozen"),
+        *("leadership-taken", "cache-leadership-taken"),
+    ):
+        assert found.checked[kind], kind
+
+
+def test_a_rejection_comes_out_again() -> None:
+    world = World(0)
+    for name in ("n0", "n1"):
+        world.lose_node(name, 1)
+    world.run(60)
+    found = verified(world.log)
+    assert found.clean
+    assert found.checked["request-rejected"]
+
+
+def test_only_the_asked_range_is_compared_and_all_before_it_is_folded() -> None:
+    world = World(1)
+    world.run(500)
+    middle = len(world.log) // 2
+    whole, early, late = (
+        verified(world.log, each) for each in (Span(), Span(to_seq=middle), Span(from_seq=middle + 1))
+    )
+    assert early.clean
+    assert late.clean
+    assert early.checked + late.checked == whole.checked
+    assert early.checked["request-assigned"] > 0 < late.checked["request-assigned"]
+    assert verified(world.log, Span(from_ns=world.now_ns + 1)).checked == Counter()
+
+
+def second_best(choose: Callable[..., Any]) -> Callable[..., Any]:
+    def chosen(*arguments: Any) -> Any:
+        placed = choose(*arguments)
+        if placed is None or len(placed.candidates) < 2:
+            return placed
+        first, second, *rest = placed.candidates
+        return placed._replace(candidates=(second, first, *rest))
+
+    return chosen
+
+
+def without_refusals(eligible: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda pool, holders, loads, question: eligible(pool, holders, loads, replace(question, refused_by=()))
+
+
+def forgets_redirections(evolve: Callable[..., None]) -> Callable[..., None]:
+    def folded(state: loads.Loads, stored: Stored) -> None:
+        if stored.event.type != "prefill-aborted":
+            evolve(state, stored)
+
+    return folded
+
+
+def claims_less(again: Callable[..., Any]) -> Callable[..., Any]:
+    def decided(state: Any, arrival: Any, moment: router.Moment) -> Any:
+        return again(state, arrival, moment._replace(seen_seq=max(0, moment.seen_seq - 40)))
+
+    return decided
+
+
+Wrap = Callable[[Any], Any]
+FAULTS: dict[str, tuple[Any, str, Wrap]] = {
+    "the second cheapest wins": (router, "choose", second_best),
+    "a service time is a microsecond off at degree 4": (
+        Coefficients,
+        "prefill_us",
+        lambda real: lambda self, degree, r, p: real(self, degree, r, p) + (degree == 4),
+    ),
+    "the last block of a prefix is not credited": (
+        placement,
+        "reusable_tokens",
+        lambda real: lambda blocks, size, tokens: real(max(0, blocks - 1), size, tokens),
+    ),
+    "cordoned nodes get work": (
+        placement,
+        "_node_excluded",
+        lambda real: lambda *asked: None if real(*asked) == "cordoned" else real(*asked),
+    ),
+    "who has refused is asked again": (router, "eligible", without_refusals),
+    "no decode rank is chosen": (router, "_decode_worker", lambda real: lambda state, node: None),
+    "aborted prefills keep their reservation": (router.loads_model, "evolve", forgets_redirections),
+    "what runs is priced as if it had just begun": (
+        loads.Load,
+        "at",
+        lambda real: (
+            lambda self, now_ns: (
+                self.queued_us + sum(each.service_us for each in self.running.values()),
+                False,
+            )
+        ),
+    ),
+    "a decision claims to have seen less": (router, "receive", claims_less),
+    "the digest leaves a price out": (placement, "_digest", lambda real: lambda prices: real(prices[1:])),
+    "capacity counts what is lost": (
+        windows,
+        "_capacity_us",
+        lambda real: lambda state, pool, length_us: sum(each.capacity_us for each in pool.workers.values()),
+    ),
+    "demand decays twice as fast": (trie, "power", lambda real: lambda decay, scans: real(decay, 2 * scans)),
+    "a change of parameters skips a version": (
+        controller.parameters_model,
+        "changed",
+        lambda real: lambda old, changes: real(old, changes).model_copy(update={"version": old.version + 2}),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault: str) -> None:
+    where, name, wrap = FAULTS[fault]
+    world = World(2)
+    with pytest.MonkeyPatch.context() as planted:
+        planted.setattr(where, name, wrap(getattr(where, name)))
+        world.run(700)
+    found = verified(world.log)
+    assert found.differences, found.checked
+    first = found.differences[0]
+    assert first.recorded != first.derived
+    assert first.field in str(first)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"queue_us": 10**9}, "queue_us"),
+        ({"worker": "n0/1/7"}, "worker"),
+        ({"excluded": {"hung": 3}}, "excluded"),
+        ({"preferred_degree": 8}, "preferred_degree"),
+        ({"candidates": ()}, "candidates"),
+    ],
+)
+def test_a_forged_placement_names_its_first_field(change: dict[str, Any], field: str) -> None:
+    world = World(3)
+    world.run(120)
+    at = [each.stream_seq for each in world.log if isinstance(each.data, RequestAssigned)][-1] - 1
+    real = world.log[at]
+    forged = real.event.model_copy(update={"data": real.data.model_copy(update=change)})
+    world.log[at] = real._replace(event=forged)
+    found = verified(world.log)
+    assert any(each.stream_seq == at + 1 and each.field.startswith(field) for each in found.differences)
+
+
+def test_after_a_hole_nothing_is_taken_for_right() -> None:
+    world = World(4)
+    world.run(300)
+    findings, half = Findings(), len(world.log) // 2
+    verifier = LogVerifier("log", [found for each in world.log if (found := registration(each))], Span(), findings)
+    for each in world.log[:half]:
+        verifier.fold(each)
+    before = findings.checked["request-assigned"]
+    verifier.miss()
+    for each in world.log[half + 20 :]:
+        verifier.fold(each)
+    verifier.end()
+    assert findings.checked["request-assigned"] == before
+    assert findings.skipped["request-assigned", "events before it are missing"] > 0
+    assert findings.checked[RECORDED_INPUTS] > before, "recorded inputs need no state"
+
+
+def test_a_router_that_does_not_say_how_it_began_is_skipped() -> None:
+    world = World(5)
+    world.run(100)
+    silent = [
+        each._replace(event=each.event.model_copy(update={"data": each.data.model_copy(update={"coefficients": {}})}))
+        if isinstance(each.data, RouterRegistered)
+        else each
+        for each in world.log
+    ]
+    found = verified(silent)
+    assert found.checked["request-assigned"] == 0
+    assert found.skipped["request-assigned", "the router did not say what it began with"] > 0
+
+
+def test_the_world_of_these_tests_is_as_rough_as_they_need() -> None:
+    """Routers decide on old states, nodes end, and requests share prefixes: else nothing above would prove much."""
+    world = World(0)
+    world.run(700)
+    world.lose_node("n1", 1)
+    lags = [each.stream_seq - each.data.seen_seq for each in world.log if isinstance(each.data, RequestReceived)]
+    cached = [each.data.cached_tokens for each in world.log if isinstance(each.data, RequestAssigned)]
+    assert max(lags) > 50
+    assert sum(map(bool, cached)) > 20
+    assert world.log[-1].data == NodeLost(node=NodeId("n1"), incarnation=1, reason="rank died")
