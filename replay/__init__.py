@@ -1,6 +1,6 @@
 """The past out of the record: the states that services decided on, and their decisions made again from them.
 
-This package knows every decider, so that nothing is written twice: what is run again is the very code that decided (ADR 0014).
+This package knows every decider, so that nothing is written twice: what is run again is the very code that decided (ADR 0015).
 It reads, and it is imported by nobody but the command line.
 
 - `routers.py`, `leaders.py`: the states of router processes and of leaders, rebuilt event by event, and what they decide there.
