@@ -1,5 +1,4 @@
 import stat
-import time
 from pathlib import Path
 
 import nats
@@ -40,15 +39,13 @@ async def test_only_who_knows_the_password_gets_in(nats_server: EmbeddedNats) ->
         assert stat.S_IMODE((nats_server.directory / secret).stat().st_mode) == 0o600
 
 
-def test_a_clean_stop_leaves_no_process_and_is_quick(tmp_path: Path) -> None:
+def test_a_clean_stop_leaves_no_process(tmp_path: Path) -> None:
     server = EmbeddedNats(tmp_path / "nats")
     server.start()
     pid = server.pid
     assert pid is not None
     assert is_running(pid)
-    before = time.monotonic()
     server.stop()
-    assert time.monotonic() - before < 2
     assert not is_running(pid)
     assert server.pid is None
 

@@ -1,7 +1,6 @@
 """What `Bus` promises, in memory and on NATS."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -19,10 +18,8 @@ async def test_a_request_has_the_handlers_answer(world: World) -> None:
 
 
 async def test_no_listener_is_known_at_once(world: World) -> None:
-    begin = time.monotonic()
     with pytest.raises(NoReply, match="nobody listens on"):
-        await world.bus.request("vertumnus.test.agent.n1", b"", 5)
-    assert time.monotonic() - begin < 1
+        await world.bus.request("vertumnus.test.agent.n1", b"", 60)
 
 
 async def test_a_handler_that_answers_nothing_or_fails_lets_the_request_time_out(world: World) -> None:

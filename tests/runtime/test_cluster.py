@@ -53,9 +53,9 @@ async def test_the_death_of_the_streams_leader_loses_and_repeats_nothing(tmp_pat
         await write_for(out, 0.5, written)
         await until(lambda: out.events == 0, ELECTION_LIMIT_S)
         await write_for(out, 0.2, written)
-        await asyncio.wait_for(out.stored(written[-1]), 5)
+        await asyncio.wait_for(out.stored(written[-1]), 60)
         assert await contents(log) == written
-        await asyncio.wait_for(observer.folded(len(written)), 10)
+        await asyncio.wait_for(observer.folded(len(written)), 60)
         assert observer.state == written
         for each in (observer, out, out._projection):
             await each.stop()

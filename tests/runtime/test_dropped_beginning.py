@@ -112,7 +112,7 @@ async def test_an_empty_log_has_been_seen_to_its_end(dropping: Dropping) -> None
     await projection.start()
     assert ([each.stream_seq for each in projection.state], projection.seen_seq) == ([3, 4], 4)
     await write(dropping, 3)
-    await asyncio.wait_for(projection.folded(6), 5)
+    await asyncio.wait_for(projection.folded(6), 60)
     assert [each.stream_seq for each in projection.state] == [3, 4, 5, 6]
     await projection.stop()
 

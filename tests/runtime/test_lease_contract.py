@@ -48,12 +48,14 @@ async def test_a_released_lease_is_free_at_once_under_the_next_term(world: World
 async def test_a_silent_leader_is_replaced_within_the_lease_and_two_questions(world: World) -> None:
     first, second = world.leases
     await first.acquire()
-    begin_ns = world.clock.monotonic_ns()
-    while (term := await second.acquire()) is None:  # noqa: ASYNC110 - this is how a standby asks
+    begin_ns, asked = world.clock.monotonic_ns(), 1
+    while (term := await second.acquire()) is None:
         await asyncio.sleep(ASK_EVERY_S)
-    waited_s = (world.clock.monotonic_ns() - begin_ns) / 1e9
+        asked += 1
     assert term == 2
-    assert LEASE_S <= waited_s < LEASE_S + 2 * ASK_EVERY_S
+    assert (world.clock.monotonic_ns() - begin_ns) / 1e9 >= LEASE_S
+    assert asked <= LEASE_S / ASK_EVERY_S + 2
+    assert lease_module.ASK_EVERY_S * (asked + 1) < 5, "what the design allows a standby"
     assert not await first.renew()
     assert await first.acquire() is None
 

@@ -120,7 +120,7 @@ async def test_an_exception_out_of_deliver_ends_the_tail(world: World) -> None:
 
     tail = await world.log.tail([A], 0, deliver)
     await world.log.append([entry(A, 1), entry(A, 2), entry(A, 3)], {})
-    error = await asyncio.wait_for(tail.failed(), 5)
+    error = await asyncio.wait_for(tail.failed(), 60)
     assert isinstance(error, AssertionError)
     assert seen == [1, 2]
     await tail.stop()

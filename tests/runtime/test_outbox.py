@@ -35,7 +35,7 @@ async def test_lost_acknowledgements_repeat_nothing_and_lose_nothing(block: int)
             recorded += out.record([make(n) for n in range(1, chance.randrange(2, 6))])
             for _ in range(chance.randrange(4)):
                 await asyncio.sleep(0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await out.stored(recorded[-1])
         await faulty.settle()
         assert await contents(log) == recorded, f"seed {seed}"
@@ -72,7 +72,7 @@ async def test_the_writer_that_is_replaced_ends_fenced(world: World) -> None:
     (event,) = second.record([lost(2)])
     await second.stored(event)
     first.record([lost(3)])
-    error = await asyncio.wait_for(first.failed(), 5)
+    error = await asyncio.wait_for(first.failed(), 60)
     assert isinstance(error, Fenced)
     assert error.seq == 2
     assert [each.source for each in await contents(world.log)] == ["worker-1", "worker-2"]
@@ -91,7 +91,7 @@ async def test_it_goes_on_when_its_old_events_have_aged_out() -> None:
     await other.stored(event)
     log.drop_before(2)
     (event,) = out.record([lost(2)])
-    await asyncio.wait_for(out.stored(event), 5)
+    await asyncio.wait_for(out.stored(event), 60)
     assert [each.source for each in await contents(log)] == ["router-1", "worker-1"]
 
 
@@ -103,7 +103,7 @@ async def test_a_log_that_went_back_ends_it() -> None:
     log._messages.clear()
     log._last_seq = 0
     out.record([lost(2)])
-    assert isinstance(await asyncio.wait_for(out.failed(), 5), LogLost)
+    assert isinstance(await asyncio.wait_for(out.failed(), 60), LogLost)
 
 
 async def test_a_full_outbox_refuses_and_a_stalled_one_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ async def test_a_batch_is_bounded_in_events_and_in_bytes(monkeypatch: pytest.Mon
     assert all(written <= 10 * size for _, written in log.appends)
     assert sum(events for events, _ in log.appends) == 40
     monkeypatch.setattr(outbox_module, "BATCH_BYTES_MAX", 1)
-    await asyncio.wait_for(out.stored(out.record([registered(1)])[-1]), 5)
+    await asyncio.wait_for(out.stored(out.record([registered(1)])[-1]), 60)
     assert log.appends[-1][0] == 1, "one event goes whatever its size"
     await out.stop()
 

@@ -101,7 +101,7 @@ async def test_a_fold_that_breaks_ends_the_projection_and_its_start(world: World
     projection: Projection[list[Envelope]] = Projection(world.log, [SUBJECTS.all_events], [], brittle)
     await projection.start()
     await write(world.log, 5)
-    error = await asyncio.wait_for(projection.failed(), 5)
+    error = await asyncio.wait_for(projection.failed(), 60)
     assert str(error).startswith("belief broken")
     assert len(projection.state) == 2
     await projection.stop()
@@ -137,7 +137,7 @@ async def test_whoever_waits_for_an_event_is_woken_by_it_or_a_later_one() -> Non
     await asyncio.sleep(0)
     assert [task.done() for task in waiting] == [True, True, False]
     await write(log, 3, "router-2")
-    await asyncio.wait_for(waiting[2], 1)
+    await asyncio.wait_for(waiting[2], 60)
     await projection.folded(3)
     assert projection._waiters == []
 
@@ -147,7 +147,7 @@ async def test_a_lost_log_is_told() -> None:
     projection = follower(log)
     await projection.start()
     log.lose(LogLost("recreated"))
-    assert str(await asyncio.wait_for(projection.failed(), 1)) == "recreated"
+    assert str(await asyncio.wait_for(projection.failed(), 60)) == "recreated"
 
 
 async def test_a_stopped_projection_never_fails(world: World) -> None:

@@ -39,6 +39,18 @@ def test_environment_is_read_in_settings_only() -> None:
     assert not found, "move it to settings.py"
 
 
+def test_no_test_measures_the_machine() -> None:
+    hasty = re.compile(r"assert .*(monotonic|perf_counter|took_s|elapsed).* <=? (\d+(\.\d+)?)\b")
+    found = [
+        f"{name}: {found.group()}"
+        for name in TRACKED
+        if name.startswith("tests/") and name.endswith(".py")
+        for found in hasty.finditer((ROOT / name).read_text())
+        if float(found.group(2)) < 30
+    ]
+    assert not found, "assert what happened; a limit on time only tells a hang, so make it 30 s or more"
+
+
 def test_the_clock_is_read_in_one_place() -> None:
     clocks = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "uuid4", "uuid.uuid4"}
     found = [

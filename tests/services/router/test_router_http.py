@@ -255,16 +255,20 @@ class TestStatuses:
     async def test_bodies_together(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bodies, "TOGETHER_BODIES", 1)
 
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
         async def slowly() -> AsyncIterator[bytes]:
             yield b" " * 900
-            await asyncio.sleep(0.2)
+            begun.set()
+            await go_on.wait()
             yield json.dumps(BODY).encode()
 
         async with served(tmp_path, body_bytes_max=1_024) as (_, client):
             first = asyncio.ensure_future(client.post("/v1/completions", content=slowly()))
-            await asyncio.sleep(0.1)
+            await begun.wait()
             second = await client.post("/v1/completions", content=b" " * 200)
             assert (second.status_code, second.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+            go_on.set()
             assert (await first).status_code == 200
             assert (await client.post("/v1/completions", content=slowly())).status_code == 200, "its room is free again"
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -131,10 +130,10 @@ def test_a_directory_with_other_content_is_named(directory: Path, file: str, con
 async def test_the_event_loop_goes_on_while_a_long_text_is_encoded(directory: Path) -> None:
     text, threads = ModelText(directory), TextThreads(1)
     encoding = asyncio.ensure_future(threads.run(text.encode, "word " * 200_000, 10**7))
-    longest_s, before_s = 0.0, time.monotonic()
+    turns = 0
     while not encoding.done():
         await asyncio.sleep(0.002)
-        longest_s, before_s = max(longest_s, time.monotonic() - before_s), time.monotonic()
-    took_s = len(await encoding) and longest_s
+        turns += 1
+    assert len(await encoding)
     threads.close()
-    assert took_s < 0.5
+    assert turns > 5, "it took the loop for itself"
