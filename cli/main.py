@@ -2,7 +2,7 @@
 
 import typer
 
-from cli.commands import demo, doctor, events, ledger, status, trace, up, verify
+from cli.commands import demo, doctor, events, fit, ledger, profile, status, trace, up, verify
 
 app = typer.Typer(
     name="vertumnus",
@@ -17,6 +17,8 @@ app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("status")(status.status)
 app.command("verify")(verify.verify)
+app.command("profile")(profile.profile)
+app.command("fit")(fit.fit)
 app.add_typer(trace.app, name="trace")
 app.add_typer(events.app, name="events")
 app.add_typer(ledger.app, name="ledger")

@@ -1,0 +1,96 @@
+"""The engine to be profiled: the one that a worker with the same settings would drive, torch or modelled.
+
+A modelled engine runs in virtual time: an hour of modelled prefills takes a moment, and is as long as the model says.
+"""
+
+import asyncio
+import os
+import platform
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from cli.profiling.grid import Limits
+from services.worker.engine.protocol import Engine, EngineDescription
+from services.worker.engines import engines
+from services.worker.settings import WorkerSettings
+from shared.contracts.ids import NodeId
+from shared.runtime.clock import Clock, SystemClock
+from shared.runtime.memory import ManualClock
+
+VIRTUAL_DAY_S = 86_400.0
+
+_T = TypeVar("_T")
+
+
+class Node(NamedTuple):
+    """A started engine, the clock that its time passes on, and how many ids its vocabulary has."""
+
+    engine: Engine
+    clock: Clock
+    vocabulary: int
+
+    @property
+    def limits(self) -> Limits:
+        return limits_of(self.engine.describe())
+
+
+def limits_of(description: EngineDescription) -> Limits:
+    """What bounds the grid."""
+    return Limits(
+        description.degrees, description.prompt_tokens_max, description.blocks_per_rank, description.block_tokens
+    )
+
+
+def device(settings: WorkerSettings) -> str:
+    """What computes."""
+    return "modelled" if settings.engine == "modelled" else "cpu"
+
+
+def machine() -> str:
+    """The processor as Linux names it, and how many of them."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{os.cpu_count()} × {names[0] if names else platform.machine()}"
+
+
+def run_on_node(settings: WorkerSettings, work: Callable[[Node], Coroutine[Any, Any, _T]]) -> _T:
+    """Start the engine, do the work, end the engine. Errors: EngineError names what is missing or unsupported."""
+    clock = ManualClock() if settings.engine == "modelled" else SystemClock()
+
+    async def whole() -> _T:
+        async with _started(settings, clock) as node:
+            doing = work(node)
+            return await (in_virtual_time(clock, doing) if isinstance(clock, ManualClock) else doing)
+
+    return asyncio.run(whole())
+
+
+async def in_virtual_time(clock: ManualClock, work: Awaitable[_T]) -> _T:
+    """The work's result; time passes as fast as nobody waits for anything but time."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        await clock.advance(VIRTUAL_DAY_S)
+    return task.result()
+
+
+@asynccontextmanager
+async def _started(settings: WorkerSettings, clock: Clock) -> AsyncIterator[Node]:
+    with engines(settings, clock) as make:
+        engine = make(NodeId("profile"))
+        try:
+            await engine.start()
+            yield Node(engine, clock, _vocabulary(settings))
+        finally:
+            await engine.close()
+
+
+def _vocabulary(settings: WorkerSettings) -> int:
+    if settings.engine == "modelled":
+        return settings.modelled_vocabulary
+    from services.worker.engine.torch.model_config import read_config
+
+    assert settings.model_dir is not None, "the settings have checked it"
+    return read_config(settings.model_dir).vocab

@@ -1,0 +1,120 @@
+"""`vertumnus profile` and `fit` as a user runs them: on a modelled machine whose answer is known, and on a real tiny model."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from cli.main import app
+from shared.model.cost import load_coefficients
+from tests.cli.profiling.made_up import KNOWN, profile_of
+from tests.support.tiny_models import write_tiny_model
+
+
+def typed(*words: object) -> Result:
+    return CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "200"})
+
+
+def test_what_the_modelled_engine_is_made_of_is_found_by_profile_and_fit(tmp_path: Path) -> None:
+    profile, coefficients = tmp_path / "profile.json", tmp_path / "mine.json"
+    done = typed("profile", "--engine", "modelled", "--lengths", "64,1000,20000,100000", "-o", profile)
+    assert done.exit_code == 0, done.output
+    assert "says nothing of a machine" in done.stderr
+    done = typed("fit", profile, "-o", coefficients, "--form", "paper")
+    assert done.exit_code == 0, done.output
+    assert "held out" in done.stdout
+    found, known = load_coefficients(str(coefficients)), load_coefficients("qwen3_30b_a3b_h20")
+    for name in ("d", "a", "b", "c", "alpha"):
+        assert getattr(found, name) == pytest.approx(getattr(known, name), rel=1e-3)
+
+
+def test_a_real_engine_is_profiled_with_its_prefixes_resident(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_tiny_model(tmp_path / "tiny", "llama")
+    monkeypatch.setenv("VERTUMNUS_BLOCK_TOKENS", "16")
+    profile = tmp_path / "profile.json"
+    words = ("--degrees", "1,2", "--lengths", "32,100", "--repeats", "2", "--budget-s", "3600", "-o", profile, "--json")
+    done = typed("profile", "--model", model, *words)
+    assert done.exit_code == 0, done.output
+    written = json.loads(profile.read_text())
+    assert written == json.loads(done.stdout)
+    assert (written["model"], written["engine"], written["dtype"], written["device"]) == (
+        "tiny",
+        "torch",
+        "float32",
+        "cpu",
+    )
+    shapes = [(p["uncached_tokens"], p["cached_tokens"]) for p in written["points"] if p["degree"] == 2]
+    assert shapes == [(32, 0), (16, 16), (100, 0), (52, 48), (20, 80)]
+    assert all(len(point["seconds"]) == 2 for point in written["points"])
+    done = typed("fit", profile, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["version"].startswith("tiny_cpu-")
+
+
+@pytest.mark.parametrize(("name", "magic"), [("fit.png", b"\x89PNG"), ("fit.svg", b"<?xml")])
+def test_a_fit_is_drawn(tmp_path: Path, name: str, magic: bytes) -> None:
+    profile, picture = tmp_path / "profile.json", tmp_path / name
+    profile.write_text(profile_of().model_dump_json())
+    done = typed("fit", profile, "--plot", picture)
+    assert done.exit_code == 0, done.output
+    assert picture.read_bytes().startswith(magic)
+    assert picture.stat().st_size > 5_000
+
+
+def test_the_better_form_is_the_one_that_errs_less_on_unseen_shapes(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text(profile_of().model_dump_json())
+    forms = {}
+    for form in ("better", "paper", "with-g"):
+        found = json.loads(typed("fit", profile, "--form", form, "--json").stdout)
+        forms[form] = (found["fit"]["form"], found["g"] > 0)
+    assert forms == {"better": ("with g", True), "paper": ("paper", False), "with-g": ("with g", True)}
+
+
+def test_the_version_follows_the_numbers_and_the_name(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text(profile_of().model_dump_json())
+    once, again = (json.loads(typed("fit", profile, "--json").stdout)["version"] for _ in range(2))
+    named = json.loads(typed("fit", profile, "--json", "--name", "Rack 7").stdout)["version"]
+    profile.write_text(profile_of(KNOWN.scaled(1.01)).model_dump_json())
+    slower = json.loads(typed("fit", profile, "--json").stdout)["version"]
+    assert once == again
+    assert once.startswith("some_model_1_5b_cpu-")
+    assert named == f"rack_7-{once[-8:]}"
+    assert slower[:-8] == once[:-8]
+    assert slower[-8:] != once[-8:]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("profile", "--engine", "modelled", "--degrees", "1,x"), "--degrees '1,x': give numbers"),
+        (("profile", "--engine", "modelled", "--degrees", "3"), "--degrees [3]: this engine has [1, 2]"),
+        (
+            ("profile", "--engine", "modelled", "--degrees", "1000"),
+            "prefill_ranks: Input should be less than or equal to 64",
+        ),
+        (("profile", "--engine", "modelled", "--lengths", "0"), "--lengths [0]: each must be in [1, "),
+        (("profile", "--model", "/"), "--model: / holds no model"),
+    ],
+)
+def test_what_is_wrong_with_an_order_is_one_line(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    done = typed(*words, "-o", tmp_path / "out.json")
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+    assert "Traceback" not in done.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bad_profile_and_a_bad_picture_are_one_line(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text(profile_of().model_dump_json().replace('"version":1', '"version":7'))
+    done = typed("fit", bad)
+    assert (done.exit_code, "profile version 7 is unknown" in done.stderr) == (2, True)
+    assert typed("fit", tmp_path / "nowhere.json").exit_code == 2
+    good = tmp_path / "good.json"
+    good.write_text(profile_of().model_dump_json())
+    done = typed("fit", good, "--plot", tmp_path / "fit.gif")
+    assert (done.exit_code, "must end in one of png, svg" in done.stderr) == (2, True)
