@@ -108,10 +108,16 @@ class NodeAgent:
     def ready(self) -> str | None:
         """Why this node cannot serve, or None."""
         if self._life is None or not self._life[0].serving:
-            return f"node {self._ports.node}: {self._why_not}"
+            return f"node {self._ports.node}: {self._why_lifeless()}"
         if not self._ports.outbox.ready:
             return f"node {self._ports.node}: the log does not acknowledge events"
         return None
+
+    def _why_lifeless(self) -> str:
+        """How far the engine's start is; between two lives, why the last one ended."""
+        if self._life is None:
+            return self._why_not
+        return self._life[0].engine.health().detail or "the engine is starting"
 
     # --- engine lives
 
@@ -236,8 +242,8 @@ class NodeAgent:
             case Cancel():
                 return Accepted()
             case Assign() | Drain() | Report():
-                return Refused(reason="unknown-worker", detail=self._why_not)
+                return Refused(reason="unknown-worker", detail=self._why_lifeless())
             case Adopt():
-                return Refused(reason="busy", detail=self._why_not)
+                return Refused(reason="busy", detail=self._why_lifeless())
             case _:
                 assert_never(command)

@@ -32,8 +32,8 @@ from shared.contracts.envelope import Envelope
 from shared.contracts.events import AbortReason
 from shared.contracts.ids import WorkerId
 
-START_LIMIT_S = 300.0
-"""Loading a large model from a slow disk; an engine has limits of its own below it."""
+START_LIMIT_S = 7_200.0
+"""A terabyte of weights from a slow disk. An engine that gets no further gives up long before, by limits of its own."""
 
 FAREWELL_LIMIT_S = 2.0
 ACKNOWLEDGE_LIMIT_S = 0.5

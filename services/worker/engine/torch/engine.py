@@ -88,7 +88,7 @@ class TorchEngine:
         if self._ranks.lost is not None:
             return Health(False, 0, self._ranks.lost)
         alive = len(self._ranks.prefill) + len(self._ranks.decode)
-        return Health(self._started, alive, "" if self._started else "not started")
+        return Health(self._started, alive, "" if self._started else self._ranks.starting)
 
     async def wait_died(self) -> str:
         """See `Engine.wait_died`."""

@@ -2,8 +2,8 @@
 
 A frame is a 4-byte length and a JSON object; `kind` tells the type. Tensors never travel here, only token ids and slots.
 The frontend sends commands, each with a number `n`; the rank answers each with exactly one reply of the same `n`, except
-`Decode`, which is answered by a stream of `Decoded` that ends with `last`. A rank handles its commands in order. A rank
-that cannot go on says `Failed` and ends.
+`Decode`, which is answered by a stream of `Decoded` that ends with `last`, and `Begin`, whose answer comes after any number of
+`Loading`. A rank handles its commands in order. A rank that cannot go on says `Failed` and ends.
 """
 
 import socket
@@ -131,6 +131,16 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class Loading:
+    """Word of progress between `Begin` and its answer."""
+
+    file: str
+    read_bytes: int
+    total_bytes: int
+    kind: Literal["loading"] = "loading"
+
+
+@dataclass(frozen=True, slots=True)
 class Prefilled:
     """This rank's share is computed and its blocks are written. The rank with a part's last position chose its first token:
     `tokens` has (number of the part, token) for those of this rank."""
@@ -167,7 +177,7 @@ class Failed:
     kind: Literal["failed"] = "failed"
 
 
-Reply = Done | Prefilled | Decoded | Refused | Failed
+Reply = Done | Loading | Prefilled | Decoded | Refused | Failed
 
 _message: TypeAdapter[Command | Reply] = TypeAdapter(Annotated[Command | Reply, Field(discriminator="kind")])
 

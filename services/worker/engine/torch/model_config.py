@@ -8,12 +8,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from services.worker.engine.protocol import EngineError
+from services.worker.engine.torch.checkpoint import weight_files
 from services.worker.engine.torch.rope_config import Rope, read_rope
 
 # architecture -> whether queries and keys are normalised per head (QK-norm)
 ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True, "Qwen3MoeForCausalLM": True}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+SIZES = {
+    "vocab": "vocab_size",
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "q_heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "intermediate": "intermediate_size",
+    "positions_max": "max_position_embeddings",
+}
 
+FULL_ATTENTION = "full_attention"
+VALUE_CHARS_MAX = 120
 REVISION_BYTES = 12
 SAMPLES, SAMPLE_BYTES = 64, 4096
 
@@ -66,14 +79,18 @@ def read_config(model_dir: Path) -> ModelConfig:
         config: dict[str, Any] = json.loads((model_dir / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise EngineError(f"model_dir {model_dir}: no readable config.json ({error})") from error
+    if not isinstance(config, dict):
+        raise EngineError(f"model_dir {model_dir}: config.json is no JSON object")
     architecture = (config.get("architectures") or ["none"])[0]
     if architecture not in ARCHITECTURES:
         raise EngineError(f"architecture {architecture}: not supported; supported are {', '.join(ARCHITECTURES)}")
     _refuse_variants(config)
     try:
-        return _from_fields(architecture, config)
+        found = _from_fields(architecture, config)
     except KeyError as error:
         raise EngineError(f"model_dir {model_dir}: config.json has no {error}") from error
+    _check_sizes(found)
+    return found
 
 
 def _refuse_variants(config: Mapping[str, Any]) -> None:
@@ -84,11 +101,36 @@ def _refuse_variants(config: Mapping[str, Any]) -> None:
         "mlp_bias": (False,),
         "use_sliding_window": (False,),
         "quantization_config": (None,),
+        "compression_config": (None,),
     }
     for key, values in supported.items():
         value = config.get(key, values[0])
         if value not in values:
-            raise EngineError(f"config.json: {key} = {value!r} is not supported; it must be {values[0]!r}")
+            raise EngineError(f"config.json: {key} = {_short(value)} is not supported; it must be {values[0]!r}")
+    if windowed := set(config.get("layer_types") or ()) - {FULL_ATTENTION}:
+        raise EngineError(
+            f"config.json: layer_types {sorted(windowed)} are not supported; all must be {FULL_ATTENTION!r}"
+        )
+
+
+def _short(value: object) -> str:
+    """A quantisation's configuration lists every layer that it leaves out."""
+    text = repr(value)
+    return text if len(text) <= VALUE_CHARS_MAX else text[:VALUE_CHARS_MAX] + "…"
+
+
+def _check_sizes(config: ModelConfig) -> None:
+    """EngineError for numbers that are none, or that do not go together."""
+    for name, field in SIZES.items():
+        value = getattr(config, name)
+        if type(value) is not int or value < 1:
+            raise EngineError(f"config.json: {field} = {value!r} must be a whole number of at least 1")
+    if config.q_heads % config.kv_heads:
+        raise EngineError(
+            f"config.json: num_attention_heads = {config.q_heads} is no multiple of num_key_value_heads = {config.kv_heads}"
+        )
+    if config.head_dim % 2:
+        raise EngineError(f"config.json: head_dim = {config.head_dim} is odd; rotary positions turn pairs")
 
 
 def _from_fields(architecture: str, config: Mapping[str, Any]) -> ModelConfig:
@@ -130,14 +172,6 @@ def _experts(config: Mapping[str, Any]) -> Experts:
     if experts.step < 1:
         raise EngineError(f"config.json: decoder_sparse_step = {experts.step} is below 1")
     return experts
-
-
-def weight_files(model_dir: Path) -> tuple[Path, ...]:
-    """The safetensors files, in name order. EngineError if there are none."""
-    files = tuple(sorted(model_dir.glob("*.safetensors")))
-    if not files:
-        raise EngineError(f"model_dir {model_dir}: holds no .safetensors file")
-    return files
 
 
 def model_revision(model_dir: Path) -> str:

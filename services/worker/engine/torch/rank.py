@@ -30,6 +30,7 @@ from services.worker.engine.torch.messages import (
     End,
     Failed,
     HandOff,
+    Loading,
     Prefill,
     Prefilled,
     Prepare,
@@ -67,7 +68,8 @@ def _serve(control: socket.socket, pools: Sequence[int]) -> None:
         return
     assert isinstance(begin, Begin), f"a rank's first command is Begin, not {begin.kind}"
     config = read_config(Path(begin.model_dir))
-    model = Model(config, Weights(Path(begin.model_dir), config.dtype), begin.context_tokens)
+    weights = Weights(Path(begin.model_dir), config.dtype, lambda *read: control.sendall(frame(Loading(*read))))
+    model = Model(config, weights, begin.context_tokens)
     memory = KvMemory(KvLayout.of(config, begin.block_tokens, begin.blocks_per_rank), pools)
     if begin.rank < begin.prefill_ranks:
         prefill_rank = _PrefillRank(begin, model, memory)

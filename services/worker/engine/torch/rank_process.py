@@ -4,23 +4,45 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
+from typing import Protocol
 
 from services.worker.engine.protocol import EngineDied, EngineError
 from services.worker.engine.torch.activity import Activity
-from services.worker.engine.torch.messages import Command, Decode, Decoded, End, Failed, Refused, Reply, frame, read
+from services.worker.engine.torch.messages import (
+    Command,
+    Decode,
+    Decoded,
+    End,
+    Failed,
+    Loading,
+    Refused,
+    Reply,
+    frame,
+    read,
+)
 from services.worker.engine.torch.zygote import Zygote
 
 TokenStream = asyncio.Queue[Decoded | EngineError]
 """Ends with `last` or an error. Holds at most one request's new tokens, which the context length bounds."""
 
 
-class RankProcess:
-    """Made by `spawn`. When the process ends or says that it failed, `lost` is called once with the reason."""
+class Watcher(Protocol):
+    """Who looks after all ranks."""
 
-    def __init__(self, rank: int, pid: int, pidfd: int, lost: Callable[[str], None]) -> None:
+    def lose(self, reason: str) -> None:
+        """The process has ended, or has said that it failed or something that it must not say."""
+
+    def note(self, rank: int, progress: Loading) -> None:
+        """It gets on with reading the weights."""
+
+
+class RankProcess:
+    """Made by `spawn`."""
+
+    def __init__(self, rank: int, pid: int, pidfd: int, watcher: Watcher) -> None:
         self.rank, self.pid, self.pidfd = rank, pid, pidfd
-        self._lost = lost
+        self._watcher = watcher
         self._answers: dict[int, asyncio.Future[Reply]] = {}
         self._streams: dict[int, TokenStream] = {}
         self._heard_s = 0.0
@@ -31,7 +53,7 @@ class RankProcess:
         self._listener: asyncio.Task[None] | None = None
 
     @classmethod
-    async def spawn(cls, zygote: Zygote, rank: int, pools: Sequence[int], lost: Callable[[str], None]) -> "RankProcess":
+    async def spawn(cls, zygote: Zygote, rank: int, pools: Sequence[int], watcher: Watcher) -> "RankProcess":
         """Fork the process. Errors: EngineError if the zygote cannot."""
         ours, theirs = socket.socketpair()
         try:
@@ -41,7 +63,7 @@ class RankProcess:
             raise
         finally:
             theirs.close()
-        process = cls(rank, pid, pidfd, lost)
+        process = cls(rank, pid, pidfd, watcher)
         reader, process._writer = await asyncio.open_unix_connection(sock=ours)
         process._listener = asyncio.create_task(process._listen(reader))
         process._listener.add_done_callback(process._stopped_listening)
@@ -142,13 +164,15 @@ class RankProcess:
         if not listener.cancelled():
             error = listener.exception()
             gone = isinstance(error, asyncio.IncompleteReadError | ConnectionError)
-            self._lost(f"rank {self.rank} (pid {self.pid}) {'ended' if gone else f'sent nonsense: {error}'}")
+            self._watcher.lose(f"rank {self.rank} (pid {self.pid}) {'ended' if gone else f'sent nonsense: {error}'}")
 
     def _handle(self, message: Command | Reply) -> None:
         self._heard_s, self._still_looks = asyncio.get_running_loop().time(), 0
         match message:
+            case Loading():
+                self._watcher.note(self.rank, message)
             case Failed(reason=reason):
-                self._lost(f"rank {self.rank} (pid {self.pid}) failed: {reason}")
+                self._watcher.lose(f"rank {self.rank} (pid {self.pid}) failed: {reason}")
             case Decoded(n=n, last=last):
                 if n in self._streams:
                     self._streams[n].put_nowait(message)

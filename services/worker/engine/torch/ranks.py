@@ -11,7 +11,8 @@ from pathlib import Path
 
 from services.worker.engine.protocol import EngineError
 from services.worker.engine.torch.kv_layout import KvLayout
-from services.worker.engine.torch.messages import Begin
+from services.worker.engine.torch.load import Load
+from services.worker.engine.torch.messages import Begin, Loading
 from services.worker.engine.torch.rank_process import RankProcess
 from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.zygote import Zygote
@@ -36,6 +37,8 @@ class Ranks:
         self._on_loss = on_loss
         self._processes: list[RankProcess] = []
         self._watch: asyncio.Task[None] | None = None
+        self._load = Load(settings.prefill_ranks + settings.decode_ranks)
+        self._start_limit: asyncio.Timeout | None = None
         self.lost: str | None = None
         """Why the ranks are gone; None while they are well."""
 
@@ -50,16 +53,29 @@ class Ranks:
     async def start(self, zygote: Zygote) -> None:
         """Fork every rank and wait until all are ready. EngineError says why not; `close` is still to be called then."""
         meeting = Path(tempfile.mkdtemp(prefix="vertumnus-ranks-"))
+        limit_s = self._settings.start_timeout_s
         try:
-            async with asyncio.timeout(self._settings.start_timeout_s):
+            async with asyncio.timeout(limit_s) as self._start_limit:
                 await self._spawn(zygote)
                 await asyncio.gather(*(rank.ask(self._begin(rank, meeting)) for rank in self._processes))
         except TimeoutError as error:
-            raise EngineError(f"ranks: not ready after {self._settings.start_timeout_s:g} s") from error
+            raise EngineError(f"ranks: {self._load.text}, and no progress for {limit_s:g} s") from error
         finally:
+            self._start_limit = None
             # The groups exist and are connected by now; nobody meets here again.
             shutil.rmtree(meeting, ignore_errors=True)
         self._watch = asyncio.create_task(self._watch_hangs())
+
+    @property
+    def starting(self) -> str:
+        """How far the start is."""
+        return self._load.text
+
+    def note(self, rank: int, progress: Loading) -> None:
+        """Whoever reads on is not given up."""
+        self._load.note(rank, progress)
+        if self._start_limit is not None and not self._start_limit.expired():
+            self._start_limit.reschedule(asyncio.get_running_loop().time() + self._settings.start_timeout_s)
 
     async def _spawn(self, zygote: Zygote) -> None:
         """The pools are anonymous shared files: they need no mount and go with the last process that maps them."""
@@ -68,7 +84,7 @@ class Ranks:
             for pool in pools:
                 os.ftruncate(pool, self._layout.file_bytes)
             for rank in range(self._settings.prefill_ranks + self._settings.decode_ranks):
-                self._processes.append(await RankProcess.spawn(zygote, rank, pools, self.lose))
+                self._processes.append(await RankProcess.spawn(zygote, rank, pools, self))
         finally:
             for pool in pools:
                 os.close(pool)

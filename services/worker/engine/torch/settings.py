@@ -38,6 +38,8 @@ class TorchSettings:
     token_timeout_s: float = 30.0
     """The same for a decode rank, which owes a token every few milliseconds."""
     start_timeout_s: float = 120.0
+    """A start in which no rank gets on for this long has failed. How long a whole start may take is nobody's to say: reading
+    the weights of a large model takes minutes."""
 
     def __post_init__(self) -> None:
         limits = {

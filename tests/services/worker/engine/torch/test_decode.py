@@ -93,7 +93,7 @@ def rank_with(model_dir: Path, requests: list[str]) -> DecodeRank:
         shape = (2, 8 * len(requests), layout.kv_heads, layout.head_dim)
         memory.write_layer(plan, layer, torch.randn(shape, generator=generator))
     memory.finish_write(plan)
-    rank = DecodeRank(Model(config, Weights(model_dir, config.dtype), 64), memory, 64)
+    rank = DecodeRank(Model(config, Weights(model_dir, config.dtype, lambda *_: None), 64), memory, 64)
     for number, (request, slot) in enumerate(zip(requests, slots, strict=True)):
         rank.hand_off(HandOff(number, request, 8, (slot,)))
     return rank

@@ -212,6 +212,7 @@ def temporary_files() -> list[str]:
 AGENT = """
 import asyncio, sys
 from pathlib import Path
+import structlog
 from services.worker.engine.torch.engine import TorchEngine
 from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.zygote import Zygote
@@ -224,6 +225,7 @@ async def main():
     print(zygote._process.pid, *(rank.pid for rank in (*ranks.prefill, *ranks.decode)), flush=True)
     await asyncio.sleep(60)
 
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 asyncio.run(main())
 """
 

@@ -41,6 +41,17 @@ def test_reads_both_families(tiny_llama: Path, tiny_qwen3: Path) -> None:
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
         ({"attention_bias": True}, "attention_bias = True"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"quantization_config": {"modules_to_not_convert": ["x" * 200]}}, "quantization_config = .{,140}… is not"),
+        ({"compression_config": {"format": "pack-quantized"}}, "compression_config"),
+        ({"use_sliding_window": True}, "use_sliding_window = True is not supported; it must be False"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            r"layer_types \['sliding_attention'\] are not supported",
+        ),
+        ({"vocab_size": "many"}, "vocab_size = 'many' must be a whole number of at least 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0 must be"),
+        ({"num_key_value_heads": 5}, r"num_attention_heads = \d is no multiple of num_key_value_heads = 5"),
+        ({"head_dim": 15}, "head_dim = 15 is odd"),
         ({"dtype": "float16"}, "dtype = 'float16'.*float32"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, "rope_type = 'dynamic' .* one of default, linear, llama3, yarn"),
         ({"rope_scaling": {"type": "longrope"}}, "rope_type = 'longrope'"),
@@ -86,7 +97,7 @@ def test_refuses_a_directory_that_is_no_model(tmp_path: Path) -> None:
         read_config(tmp_path)
     write_tiny_model(tmp_path, "qwen3")
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(EngineError, match=r"holds no \.safetensors file"):
+    with pytest.raises(EngineError, match=r"holds neither model\.safetensors nor"):
         TorchEngine(TorchSettings(tmp_path), Zygote())
     write_tiny_model(tmp_path, "qwen3")
     (tmp_path / "tokenizer.json").unlink()
