@@ -2,7 +2,7 @@
 
 import typer
 
-from cli.commands import demo, doctor, events, fit, ledger, profile, status, trace, up, verify
+from cli.commands import demo, doctor, events, explain, fit, ledger, profile, status, trace, up, verify
 
 app = typer.Typer(
     name="vertumnus",
@@ -16,6 +16,7 @@ app.command("up")(up.up)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("status")(status.status)
+app.command("explain")(explain.explain)
 app.command("verify")(verify.verify)
 app.command("profile")(profile.profile)
 app.command("fit")(fit.fit)

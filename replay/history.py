@@ -1,11 +1,14 @@
 """The events of the record as services folded them: repeats and what is no event left out, gaps pointed at."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from replay.beginnings import TYPES, Registration, registration
+import orjson
+
+from replay.beginnings import TYPES, Past, Registration, registration
 from services.ledger import reading
+from services.ledger.queries import Json
 from services.ledger.reading import LogInfo
 from services.ledger.records import Arrival
 from shared.contracts.codec import BadEvent, decode
@@ -42,3 +45,21 @@ def published(log: str, row: Arrival) -> Stored | None:
     except BadEvent:
         return None
     return None if isinstance(event.data, UnknownEvent) else Stored(log, row.stream_seq, event)
+
+
+def stored(event: Json) -> Stored:
+    """An event that a query has answered, with its place. BadEvent if it cannot be read."""
+    published_as = {name: value for name, value in event.items() if name not in ("log", "stream_seq")}
+    return Stored(event["log"], event["stream_seq"], decode(orjson.dumps(published_as)))
+
+
+async def inherited(connection: Any, logs: Sequence[LogInfo], log: LogInfo) -> list[Stored]:
+    """What the logs before `log` have left to it."""
+    legacy: list[Stored] = []
+    for earlier in logs[: log.number - 1]:
+        past = Past(legacy)
+        async for page in pages(connection, earlier, lambda: None):
+            for each in page:
+                past.fold(each)
+        legacy = past.legacy()
+    return legacy

@@ -97,6 +97,8 @@ class RouterReplica:
                 self._fold_own(received.event)
             case RequestAssigned(attempt=attempt) if attempt > 1:
                 self._next_decision(stored, stored.data)
+            case RequestAssigned() | RequestRejected():
+                self._told(stored, [])
             case RequestRedirected() as data:
                 redirected = decider.redirect(self.state, data.request, data.attempt, data.reason)[:1]
                 self._told(stored, redirected)
@@ -130,6 +132,7 @@ class RouterReplica:
             slo_us=asked.slo_us,
             stream=asked.stream,
             chain=chain,
+            client_digest=asked.client_digest,
         )
         self._told(stored, decider.receive(self.state, arrival, Moment(now_ns, asked.seen_seq)), question)
 

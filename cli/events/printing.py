@@ -33,8 +33,12 @@ def line_of(event: dict[str, Any]) -> str:
     if not isinstance(data, dict):
         return f"{event['stream_seq']:>9}  {event.get('type', 'no event')}"
     time = datetime.fromtimestamp(event["time_ns"] / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-    told = " ".join(f"{name}={_short(value)}" for name, value in data.items() if value not in (None, "", [], {}))
-    return f"{event['stream_seq']:>9}  {time}  {event['type']:<24} {event['source']:<24} {told}"
+    return f"{event['stream_seq']:>9}  {time}  {event['type']:<24} {event['source']:<24} {values(data)}"
+
+
+def values(data: dict[str, Any]) -> str:
+    """What an event says, in one line; what is empty is left out."""
+    return " ".join(f"{name}={_short(value)}" for name, value in data.items() if value not in (None, "", [], {}))
 
 
 @contextmanager

@@ -100,6 +100,7 @@ def _request(place: Place, stored: Stored) -> Patch | None:
     match event.data:
         case RequestReceived() as data:
             row = data.model_dump(include={"request", "tenant", "model", "prompt_tokens", "max_tokens", "slo_us"})
+            row["client_digest"] = data.client_digest
             row |= {"source": event.source, "received_id": str(event.id), "received_ns": event.time_ns}
             row |= {"received_log": place.log, "received_seq": place.seq}
         case RequestAssigned() as data:

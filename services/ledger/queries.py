@@ -11,6 +11,7 @@ from services.ledger.records import BLOCK_EVENT_TYPES, LogTable
 
 EVENTS_MAX = 1_000
 REQUEST_EVENTS_MAX = 1_000
+REQUESTS_OF_CLIENT_MAX = 100
 WINDOWS_MAX = 1_000
 EPOCHS_MAX = 200
 
@@ -74,6 +75,12 @@ async def request(connection: Any, name: str) -> Json | None:
         return None
     in_order = sorted(found, key=lambda each: (each["number"], each["stream_seq"]))
     return {"request": _plain(row) if row else None, "events": [_event(each) for each in in_order]}
+
+
+async def requests_of_client(connection: Any, digest: str) -> list[str]:
+    """The newest requests to which their client gave the id of this digest, newest first."""
+    sql = "SELECT request FROM requests WHERE client_digest = $1 ORDER BY received_log DESC, received_seq DESC LIMIT $2"
+    return [row["request"] for row in await connection.fetch(sql, digest, REQUESTS_OF_CLIENT_MAX)]
 
 
 async def state(connection: Any) -> Json:

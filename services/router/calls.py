@@ -59,6 +59,7 @@ class Order:
     arrived_ns: int
     slo_us: int | None = None
     traceparent: str | None = None
+    client_digest: str | None = None
 
     @property
     def prompt_tokens(self) -> int:

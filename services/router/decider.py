@@ -57,7 +57,8 @@ class State:
 
 
 class Arrival(NamedTuple):
-    """A request that passed every check. `chain` holds the ids of the prompt's whole blocks."""
+    """A request that passed every check. `chain` holds the ids of the prompt's whole blocks, `client_digest` stands for the id
+    that its client gave it."""
 
     request: RequestId
     tenant: TenantId
@@ -67,6 +68,7 @@ class Arrival(NamedTuple):
     slo_us: int
     stream: bool
     chain: tuple[BlockId, ...]
+    client_digest: str | None = None
 
 
 class Moment(NamedTuple):
@@ -102,6 +104,7 @@ def receive(state: State, arrival: Arrival, moment: Moment) -> list[EventData]:
         max_tokens=arrival.max_tokens,
         slo_us=arrival.slo_us,
         stream=arrival.stream,
+        client_digest=arrival.client_digest,
         block_ids=b"".join(arrival.chain),
         seen_seq=moment.seen_seq,
     )

@@ -205,6 +205,7 @@ class Dispatcher:
             slo_us=slo_us,
             stream=order.stream,
             chain=order.chain,
+            client_digest=order.client_digest,
         )
 
     async def _decide(self, arrival: Arrival) -> list[EventData]:

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.router import errors
 from services.router.openai import BadRequest
+from shared.contracts.ids import client_digest
 from shared.runtime.clock import Ids
 
 HEADER_BYTES_MAX = 32 * 1024
@@ -19,7 +20,8 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestHeaders:
-    """Bounds the headers, and settles the id a response carries: the client's own, if it sent a proper one."""
+    """Bounds the headers, and settles the ids of a request: the record's, and the one that its response carries, which is the
+    client's own if it sent a proper one."""
 
     def __init__(self, app: ASGIApp, ids: Ids) -> None:
         self._app = app
@@ -31,8 +33,12 @@ class RequestHeaders:
             return
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         given = next((value for name, value in headers if name == b"x-request-id"), b"").decode("latin-1")
-        request_id = given if _REQUEST_ID.fullmatch(given) else str(self._ids.next())
-        scope.setdefault("state", {})["request_id"] = request_id
+        recorded = str(self._ids.next())
+        is_given = bool(_REQUEST_ID.fullmatch(given))
+        request_id = given if is_given else recorded
+        scope.setdefault("state", {}).update(
+            request_id=request_id, recorded=recorded, client_digest=client_digest(given) if is_given else None
+        )
         size = sum(len(name) + len(value) for name, value in headers)
         if size > HEADER_BYTES_MAX:
             message = f"the headers have {size} bytes; at most {HEADER_BYTES_MAX} are taken"

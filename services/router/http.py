@@ -163,11 +163,12 @@ class Api:
         """What the headers say. Errors: BadRequest."""
         headers.authenticate(request, self._keys)
         return Context(
-            request=RequestId(str(self._ids.next())),
+            request=RequestId(request.state.recorded),
             tenant=TENANT,
             arrived_ns=self._clock.monotonic_ns(),
             slo_us=headers.slo_us(request),
             traceparent=headers.traceparent(request),
+            client_digest=request.state.client_digest,
         )
 
     def _offer_of(self, model: str) -> Offer:

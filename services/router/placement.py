@@ -144,7 +144,7 @@ def choose(
         "least-work" if least_work else parameters.placement_policy,
         tuple(_priced(each) for each in _reported(prices, runners_up)),
         min(preferred)[1],
-        _digest(prices),
+        digest((each.worker, each.price_us) for each in prices),
         0.0 if least_work else parameters.beta,
         0.0 if least_work else parameters.lam,
     )
@@ -226,9 +226,7 @@ def _priced(price: _Price) -> PricedCandidate:
     )
 
 
-def _digest(prices: list[_Price]) -> str:
+def digest(prices: Iterable[tuple[WorkerId, int]]) -> str:
     """Covers every price, also those that are not recorded one by one."""
-    lines = "\n".join(
-        f"{worker} {price_us}" for worker, price_us in sorted((each.worker, each.price_us) for each in prices)
-    )
+    lines = "\n".join(f"{worker} {price_us}" for worker, price_us in sorted(prices))
     return blake2b(lines.encode(), digest_size=DIGEST_BYTES).hexdigest()

@@ -30,6 +30,7 @@ class Context(NamedTuple):
     arrived_ns: int
     slo_us: int | None
     traceparent: str | None
+    client_digest: str | None
 
 
 class Prompts:
@@ -65,6 +66,7 @@ class Prompts:
             arrived_ns=context.arrived_ns,
             slo_us=context.slo_us,
             traceparent=context.traceparent,
+            client_digest=context.client_digest,
         )
 
     def stream(self, order: Order) -> TextStream:

@@ -6,6 +6,7 @@ takes names apart and must not fail over one.
 """
 
 import re
+from hashlib import blake2b
 from typing import Annotated, NewType
 
 from pydantic import AfterValidator, StringConstraints
@@ -56,6 +57,11 @@ def node_of(worker: WorkerId) -> NodeId:
 def epoch_of(worker: WorkerId) -> int:
     """The node epoch a worker belongs to."""
     return int(worker.split("/", 2)[1])
+
+
+def client_digest(client_id: str) -> str:
+    """What the record keeps of an id that a client made up: enough to find it by, whatever was put into it."""
+    return blake2b(client_id.encode(), digest_size=16).hexdigest()
 
 
 def _whole(packed: bytes) -> bytes:

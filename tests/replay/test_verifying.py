@@ -137,7 +137,7 @@ FAULTS: dict[str, tuple[Any, str, Wrap]] = {
         ),
     ),
     "a decision claims to have seen less": (router, "receive", claims_less),
-    "the digest leaves a price out": (placement, "_digest", lambda real: lambda prices: real(prices[1:])),
+    "the digest leaves a price out": (placement, "digest", lambda real: lambda prices: real(list(prices)[1:])),
     "capacity counts what is lost": (
         windows,
         "_capacity_us",
@@ -185,6 +185,14 @@ def test_a_forged_placement_names_its_first_field(change: dict[str, Any], field:
     world.log[at] = real._replace(event=forged)
     found = verified(world.log)
     assert any(each.stream_seq == at + 1 and each.field.startswith(field) for each in found.differences)
+
+
+def test_a_placement_of_what_was_never_received_is_no_decision() -> None:
+    world = World(3)
+    world.run(120)
+    received = next(each for each in world.log if isinstance(each.data, RequestReceived))
+    found = verified([each for each in world.log if each is not received])
+    assert (found.differences[0].field, found.differences[0].derived) == ("decision", [])
 
 
 def test_after_a_hole_nothing_is_taken_for_right() -> None:

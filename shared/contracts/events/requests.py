@@ -42,6 +42,7 @@ class RequestReceived(EventData):
 
     Its block chain is `known_blocks` blocks that end at `known_block` (a block every reader of the log knows at `seen_seq`)
     and then the ids in `block_ids`, 16 bytes each, in order. `known_blocks` 0 means the whole chain is in `block_ids`.
+    `client_digest` finds a request by the id its client gave it (`x-request-id`), which is not itself recorded.
     """
 
     request: RequestId
@@ -51,6 +52,7 @@ class RequestReceived(EventData):
     max_tokens: int = Field(ge=1)
     slo_us: int = Field(ge=0)
     stream: bool
+    client_digest: str | None = None
     known_blocks: int = 0
     known_block: bytes | None = None
     block_ids: PackedBlockIds = b""

@@ -1,0 +1,230 @@
+"""Why a request went where it went, and what became of it.
+
+Most of it is recorded: the winner, the best of each degree and the next four, with every part of their prices. The others, and
+which worker was excluded for which reason, are in no event; they follow from the state that the router decided on, which
+`recompute` folds from the log's beginning.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from replay import history
+from replay.beginnings import Past
+from replay.pool_routers import Routers
+from replay.routers import Decided
+from services.ledger import database, queries, reading
+from services.ledger.queries import Json
+from services.router import placement
+from shared.contracts.codec import BadEvent
+from shared.contracts.envelope import Stored
+from shared.contracts.events import (
+    ENDS,
+    Exclusion,
+    KvHandedOff,
+    PrefillAborted,
+    PrefillCompleted,
+    PrefillStarted,
+    PricedCandidate,
+    RequestAssigned,
+    RequestReceived,
+    RequestRedirected,
+    RouterLost,
+)
+from shared.contracts.ids import WorkerId, client_digest
+
+RECOMPUTED_EVENTS_MAX = 20_000
+"""Where a decision lies this close to its log's beginning, folding takes about a second, and nobody has to ask for it."""
+
+
+class Unknown(LookupError):
+    """The record does not know the request; the message says how far the record goes."""
+
+
+class Weighed(NamedTuple):
+    """The whole of one decision's weighing. `excluded` is None where only the counts were recorded."""
+
+    candidates: tuple[PricedCandidate, ...]
+    excluded: dict[WorkerId, Exclusion] | None
+
+
+class Attempt(NamedTuple):
+    """One placement of the request, and what became of it; what did not happen is None."""
+
+    stored: Stored
+    assigned: RequestAssigned
+    recorded_all: bool
+    """Whether every candidate was recorded one by one: their prices give the digest."""
+    weighed: Weighed | None
+    """What was recomputed, None if it was not."""
+    started: PrefillStarted | None
+    completed: PrefillCompleted | None
+    aborted: PrefillAborted | None
+    handed_off: KvHandedOff | None
+    redirected: RequestRedirected | None
+
+
+class Explanation(NamedTuple):
+    """Everything that the record says of a request. `received` is None where its beginning is missing; `notes` tell what a
+    reader must know besides."""
+
+    request: str
+    log: str
+    events: tuple[Stored, ...]
+    received: Stored | None
+    attempts: tuple[Attempt, ...]
+    end: Stored | None
+    notes: tuple[str, ...]
+
+
+async def explain(
+    database_url: str, name: str, *, recompute: bool | None = None, progress: Callable[[int], None] | None = None
+) -> Explanation:
+    """Explain the request with the id `name`, as the record or its client knows it. `recompute` None: if that is quick.
+
+    Errors: Unknown; those of `database.connect`.
+    """
+    connection = await database.connect(database_url)
+    try:
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            request, notes = await _find(connection, name)
+            told = await queries.request(connection, request)
+            assert told is not None, "what was found is in the record"
+            events = _stored(told["events"], notes)
+            if told["request"] and told["request"]["ended"] == "router-lost":
+                events += await _loss(connection, told["request"])
+            weighed = await _recomputed(connection, events, recompute, notes, progress)
+            await _note_place(connection, events, notes)
+    finally:
+        await connection.close()
+    return Explanation(
+        request=request,
+        log=events[0].log if events else "",
+        events=tuple(events),
+        received=next((each for each in events if isinstance(each.data, RequestReceived)), None),
+        attempts=tuple(_attempts(events, weighed)),
+        end=next((each for each in events if isinstance(each.data, (*ENDS, RouterLost))), None),
+        notes=tuple(notes),
+    )
+
+
+async def _find(connection: Any, name: str) -> tuple[str, list[str]]:
+    """The request of this id, or the newest one whose client gave it this id."""
+    request = name.rpartition("cmpl-")[2]
+    if await queries.request(connection, request) is not None:
+        return request, []
+    found = await queries.requests_of_client(connection, client_digest(name))
+    if not found:
+        state = await queries.state(connection)
+        at = state["checkpoint"]
+        raise Unknown(
+            f"{name}: no request of the record has this id, and no client has given it"
+            + (f"; the record reaches to {at['log']}:{at['stream_seq']}" if at else "; the record is empty")
+        )
+    others = [f"its client gave the same id to {len(found) - 1} earlier requests: {', '.join(found[1:6])}"]
+    return found[0], others if len(found) > 1 else []
+
+
+def _stored(events: Iterable[Json], notes: list[str]) -> list[Stored]:
+    told = []
+    for each in events:
+        try:
+            told.append(history.stored(each))
+        except BadEvent as bad:
+            notes.append(f"event {each['stream_seq']} cannot be read: {bad}")
+    return told
+
+
+async def _loss(connection: Any, row: Json) -> list[Stored]:
+    """The `router-lost` that ended a request: it is about its router, not about any one request."""
+    found = await queries.event_of_id(connection, row["end_id"])
+    return [history.stored(found)] if found else []
+
+
+async def _note_place(connection: Any, events: list[Stored], notes: list[str]) -> None:
+    """Say what a reader must know of where the events lie: in an older log, next to a gap, without their beginning."""
+    logs = {str(each.log): each for each in await reading.logs(connection)}
+    if not events:
+        notes.append("the record has its row and no event of it that can be read")
+        return
+    log = logs[events[0].log]
+    if log.number < len(logs):
+        ended = f"which ended at {log.stream_seq}: the stream was lost or put back"
+        notes.append(f"it is of log {log.number} of {len(logs)}, {ended}")
+    first, last = events[0].stream_seq, events[-1].stream_seq
+    if not isinstance(events[0].data, RequestReceived):
+        notes.append("its beginning is not in the record: it was dropped by the stream before it was copied")
+    for begin, end in log.gaps:
+        if first - 1 <= end and begin <= last + 1:
+            notes.append(f"events {begin} to {end} are missing (an accepted gap): some of them may have been about it")
+
+
+def _attempts(events: list[Stored], weighed: dict[int, Weighed]) -> Iterable[Attempt]:
+    for stored in events:
+        if not isinstance(stored.data, RequestAssigned):
+            continue
+        data = stored.data
+        prices = ((each.worker, each.price_us) for each in data.candidates)
+
+        def of(kind: type[Any], attempt: int = data.attempt) -> Any:
+            return next((e.data for e in events if isinstance(e.data, kind) and e.data.attempt == attempt), None)
+
+        yield Attempt(
+            stored=stored,
+            assigned=data,
+            recorded_all=placement.digest(prices) == data.price_digest,
+            weighed=weighed.get(stored.stream_seq),
+            started=of(PrefillStarted),
+            completed=of(PrefillCompleted),
+            aborted=of(PrefillAborted),
+            handed_off=of(KvHandedOff),
+            redirected=of(RequestRedirected),
+        )
+
+
+async def _recomputed(
+    connection: Any,
+    events: list[Stored],
+    recompute: bool | None,
+    notes: list[str],
+    progress: Callable[[int], None] | None,
+) -> dict[int, Weighed]:
+    """The whole weighing of each placement, by sequence."""
+    placed = [each for each in events if isinstance(each.data, RequestAssigned)]
+    if not placed or recompute is False or (recompute is None and placed[-1].stream_seq > RECOMPUTED_EVENTS_MAX):
+        return {}
+    wanted = {each.stream_seq for each in placed}
+    weighed: dict[int, Weighed] = {}
+
+    def judge(decided: Decided) -> None:
+        if decided.recorded.stream_seq not in wanted:
+            return
+        if decided.derived is None or decided.state is None or decided.question is None:
+            notes.append(f"attempt at {decided.recorded.stream_seq} cannot be recomputed: {decided.why_not}")
+        else:
+            weighed[decided.recorded.stream_seq] = _weigh(decided)
+
+    logs = await reading.logs(connection)
+    log = next(each for each in logs if str(each.log) == placed[0].log)
+    begun = await history.registrations(connection, log.log)
+    past = Past(await history.inherited(connection, logs, log))
+    routers = Routers([each for each in begun if each.source == placed[0].event.source], past, judge)
+    folded = 0
+    async for page in history.pages(connection, log, routers.miss, placed[-1].stream_seq):
+        for stored in page:
+            routers.fold(stored)
+            past.fold(stored)
+        folded += len(page)
+        if progress is not None:
+            progress(folded)
+    return weighed
+
+
+def _weigh(decided: Decided) -> Weighed:
+    """Every candidate with its price, and every other worker with the reason against it, on the state decided on."""
+    state, question = decided.state, decided.question
+    assert state is not None and question is not None, "the caller has looked"  # noqa: PT018
+    candidates, excluded = placement.eligible(state.pool, state.holders, state.loads, question)
+    placed = placement.choose(
+        candidates, question.prompt_tokens, state.coefficients, state.parameters, runners_up=len(candidates)
+    )
+    return Weighed(placed.candidates if placed else (), excluded)
