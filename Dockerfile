@@ -30,7 +30,8 @@ RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))
 FROM control-packages AS worker-packages
 ARG TORCH_INDEX=
 RUN version=$(sed -n 's/^torch==//p' constraints.txt) \
- && pip install --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} "torch==${version}" safetensors
+ && pip install --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} "torch==${version}" safetensors \
+ && pip install --constraint constraints.txt --no-deps nixl-cu12
 
 FROM worker-packages AS model-packages
 RUN pip install --constraint constraints.txt transformers gguf accelerate \

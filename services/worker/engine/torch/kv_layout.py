@@ -27,6 +27,10 @@ class KvLayout:
     def block_bytes(self) -> int:
         return 2 * self.layers * self.block_tokens * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
+    def slot_offset(self, index: int) -> int:
+        """Where a slot's content begins in its pool's file."""
+        return self.slots_offset + index * self.block_bytes
+
     @property
     def slots_offset(self) -> int:
         """Where the slots begin: the generations, rounded up to a page."""

@@ -3,12 +3,14 @@
 A reader names (rank, slot, generation). The writer sets a slot's generation to 0 before it writes and to the new value
 after, so a reader that finds the generation it was promised once it has read everything has read the right content.
 
-This is the one module that knows how KV gets from one process to another. On GPUs the same plans become NIXL reads.
+Within a node KV gets from one process to another by these mappings alone; between nodes the same slots are read over NIXL
+(`wire`), by the mover, which has mapped them too.
 
 Shapes: B slots · L layers · 2 (K, V) · T tokens of a block · S tokens of a context · G key/value heads · D head dim.
 """
 
 import mmap
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -76,6 +78,19 @@ class KvMemory:
             found = self._generations[part.rank][part.slots]
             if not torch.equal(found, part.generations):
                 raise StaleSlot(f"rank {part.rank}: slots {part.slots.tolist()} are at {found.tolist()}")
+
+    @property
+    def bases(self) -> tuple[int, ...]:
+        """Where each rank's pool, generations first, lies in this process."""
+        return tuple(generations.data_ptr() for generations in self._generations)
+
+    def copy_block(self, source: SlotRef, to: SlotRef) -> None:
+        """Between `begin_write` and `finish_write` of `to`; the reader checks `source` afterwards."""
+        self._pools_BL2TGD[to.rank][to.index] = self._pools_BL2TGD[source.rank][source.index]
+
+    def checksum(self, ref: SlotRef) -> int:
+        """CRC-32 of what is in the slot."""
+        return zlib.crc32(self._pools_BL2TGD[ref.rank][ref.index].view(torch.uint8).numpy().data)
 
     def read_layer(self, plan: Plan, layer: int, context_2SGD: Tensor) -> None:
         """Copy one layer of the plan's blocks to their places in a context, which starts at depth 0."""

@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from services.worker.engine.protocol import Sampling, Token
 from services.worker.engine.slot_ref import SlotRef
+from services.worker.engine.torch.move_messages import BeginMoving, Lend, Move, Moved, Moving, StopMove, Sum, Sums
 from shared.model.lattice import Group
 
 FRAME_BYTES_MAX = 64 << 20
@@ -118,7 +119,9 @@ class End:
     kind: Literal["end"] = "end"
 
 
-Command = Begin | Prepare | Commit | Abort | Prefill | HandOff | Decode | End
+Command = (
+    BeginMoving | Move | StopMove | Lend | Sum | Begin | Prepare | Commit | Abort | Prefill | HandOff | Decode | End
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,7 @@ class Failed:
     kind: Literal["failed"] = "failed"
 
 
-Reply = Done | Loading | Prefilled | Decoded | Refused | Failed
+Reply = Moving | Moved | Sums | Done | Loading | Prefilled | Decoded | Refused | Failed
 
 _message: TypeAdapter[Command | Reply] = TypeAdapter(Annotated[Command | Reply, Field(discriminator="kind")])
 

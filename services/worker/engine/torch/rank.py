@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn, assert_never
+from typing import NoReturn
 
 import torch
 
@@ -41,6 +41,10 @@ from services.worker.engine.torch.messages import (
 )
 from services.worker.engine.torch.model import Model
 from services.worker.engine.torch.model_config import read_config
+from services.worker.engine.torch.move_messages import (
+    BeginMoving,
+)
+from services.worker.engine.torch.mover import serve_moves
 from services.worker.engine.torch.prefill import prefill
 from services.worker.engine.torch.weights import Weights
 from shared.model.lattice import Group
@@ -65,6 +69,9 @@ def run_rank(control: socket.socket, pools: Sequence[int]) -> NoReturn:
 def _serve(control: socket.socket, pools: Sequence[int]) -> None:
     begin = _command(control)
     if begin is None:
+        return
+    if isinstance(begin, BeginMoving):
+        serve_moves(control, begin, pools)
         return
     assert isinstance(begin, Begin), f"a rank's first command is Begin, not {begin.kind}"
     config = read_config(Path(begin.model_dir))
@@ -172,7 +179,5 @@ def _decode_command(command: Command, rank: DecodeRank) -> Reply | None:
         case End():
             rank.end(command.request)
             return Done(command.n)
-        case Begin() | Prepare() | Commit() | Abort() | Prefill():
-            raise TypeError(f"a decode rank knows no {command.kind}")
         case _:
-            assert_never(command)
+            raise TypeError(f"a decode rank knows no {command.kind}")

@@ -89,6 +89,15 @@ class RankProcess:
         self._send(command)
         return tokens
 
+    @property
+    def failed(self) -> str | None:
+        """Why nobody needs to ask it any more; None while it is well."""
+        return self._failed
+
+    def tell(self, command: Command) -> None:
+        """Send a command whose answer nobody waits for."""
+        self._send(command)
+
     def end(self, command: End, stream: int | None) -> None:
         """End a sequence and forget its stream, if it has one; what still comes of it is dropped."""
         if stream is not None:

@@ -36,6 +36,8 @@ class Ranks:
         self._settings, self._layout, self._context_tokens, self._numbers = settings, layout, context_tokens, numbers
         self._on_loss = on_loss
         self._processes: list[RankProcess] = []
+        self.pools: list[int] = []
+        """Descriptors of the ranks' KV pools, for whoever else is to map them, until `close`."""
         self._watch: asyncio.Task[None] | None = None
         self._load = Load(settings.prefill_ranks + settings.decode_ranks)
         self._start_limit: asyncio.Timeout | None = None
@@ -79,15 +81,11 @@ class Ranks:
 
     async def _spawn(self, zygote: Zygote) -> None:
         """The pools are anonymous shared files: they need no mount and go with the last process that maps them."""
-        pools = [os.memfd_create(f"vertumnus-kv-{rank}") for rank in range(self._settings.prefill_ranks)]
-        try:
-            for pool in pools:
-                os.ftruncate(pool, self._layout.file_bytes)
-            for rank in range(self._settings.prefill_ranks + self._settings.decode_ranks):
-                self._processes.append(await RankProcess.spawn(zygote, rank, pools, self))
-        finally:
-            for pool in pools:
-                os.close(pool)
+        for rank in range(self._settings.prefill_ranks):
+            self.pools.append(os.memfd_create(f"vertumnus-kv-{rank}"))
+            os.ftruncate(self.pools[-1], self._layout.file_bytes)
+        for rank in range(self._settings.prefill_ranks + self._settings.decode_ranks):
+            self._processes.append(await RankProcess.spawn(zygote, rank, self.pools, self))
 
     def _begin(self, rank: RankProcess, meeting: Path) -> Begin:
         return Begin(
@@ -120,7 +118,10 @@ class Ranks:
         processes, self._processes = self._processes, []
         for rank in processes:
             rank.kill()  # those, too, that came up after the loss
-        await asyncio.to_thread(_wait_gone, [rank.pidfd for rank in processes])
+        pools, self.pools = self.pools, []
+        for pool in pools:
+            os.close(pool)
+        await asyncio.to_thread(wait_gone, [rank.pidfd for rank in processes])
         for rank in processes:
             await rank.close()
 
@@ -155,7 +156,7 @@ class Ranks:
         return None
 
 
-def _wait_gone(pidfds: Sequence[int]) -> None:
+def wait_gone(pidfds: Sequence[int]) -> None:
     """Wait until the killed processes have ended: a pidfd becomes readable then."""
     for pidfd in pidfds:
         poll = select.poll()

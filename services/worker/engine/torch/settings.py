@@ -40,6 +40,12 @@ class TorchSettings:
     start_timeout_s: float = 120.0
     """A start in which no rank gets on for this long has failed. How long a whole start may take is nobody's to say: reading
     the weights of a large model takes minutes."""
+    copy_bytes_per_s: float = 4e9
+    """What copies from other workers may take of memory and links, all of them together; the steps that run beside them read
+    several times as much."""
+    copy_checksums: bool = False
+    """Whether lent blocks come with a checksum: it finds what a link has changed, and costs a pass over every block on both
+    sides. Generations are compared in any case."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -54,6 +60,7 @@ class TorchSettings:
             "step_timeout_s": (0.1, 3600),
             "token_timeout_s": (0.1, 3600),
             "start_timeout_s": (1, 3600),
+            "copy_bytes_per_s": (1e6, 1e13),
         }
         for name, (low, high) in limits.items():
             value = getattr(self, name)
@@ -63,5 +70,7 @@ class TorchSettings:
 
 def rank_environment() -> dict[str, str]:
     """The parent's environment, with one thread per rank (ranks are the parallelism) and gloo on the loopback interface
-    (a node's ranks share a machine, and its host name may resolve to an address that is not its own)."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    (a node's ranks share a machine, and its host name may resolve to an address that is not its own). NIXL is to say what fails
+    and not how it starts, and UCX to leave signals alone: a rank that crashes is to end at once."""
+    ours = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return {"NIXL_LOG_LEVEL": "ERROR", "UCX_ERROR_SIGNALS": "", **os.environ, **ours}

@@ -65,7 +65,7 @@ class MovingMachine(PoolMachine):
         void, group, path = self.pool.copies.is_void(name), installation.group, self.path_to(installation)
         complete = len(path) - len(installation.blocks) + arrived
         before = 0 if void else self.pool.cached_blocks(group, path)
-        installed = self.pool.copies.finish(name, arrived)
+        installed = self.pool.copies.finish(name, arrived).blocks
         if void:
             assert installed == ()
             return
@@ -128,7 +128,7 @@ TestMovingMachine.settings = settings(max_examples=180, stateful_step_count=60, 
 
 def arrived(pool: KvPool, name: str, group: Group, text: str, blocks: int) -> tuple[BlockId, ...]:
     pool.copies.install(name, group, None, chain_of(text))
-    return pool.copies.finish(name, blocks)
+    return pool.copies.finish(name, blocks).blocks
 
 
 def test_blocks_from_elsewhere_are_placed_by_the_workers_own_layout_and_held_when_they_are_there() -> None:
@@ -136,7 +136,7 @@ def test_blocks_from_elsewhere_are_placed_by_the_workers_own_layout_and_held_whe
     installation = pool.copies.install("o", Group(0, 4), None, chain_of("abcdef"))
     assert [ref.rank for ref in installation.slots] == [0, 1, 2, 3, 0, 1]
     assert pool.cached_blocks(Group(0, 4), chain_of("abcdef")) == 0
-    assert pool.copies.finish("o", 6) == tuple(chain_of("abcdef"))
+    assert pool.copies.finish("o", 6).blocks == tuple(chain_of("abcdef"))
     assert pool.cached_blocks(Group(0, 4), chain_of("abcdef")) == 6
     assert [pool.counts(rank)[2] for rank in range(4)] == [0, 0, 0, 0]
 
@@ -166,7 +166,7 @@ def test_room_is_made_as_for_a_prompt_and_the_path_above_stays() -> None:
     assert pool.take_evicted(Group(0, 1)) == tuple(reversed(chain_of("xy")))
     with pytest.raises(OutOfBlocks, match="operation p: rank 0 needs 1 blocks and can free 0"):
         pool.copies.install("p", Group(0, 1), None, chain_of("m"))
-    assert pool.copies.finish("o", 2) == tuple(chain_of("abcd")[2:])
+    assert pool.copies.finish("o", 2).blocks == tuple(chain_of("abcd")[2:])
 
 
 def test_a_switch_on_the_way_installs_nothing_and_keeps_the_slots_until_nobody_writes() -> None:
@@ -175,7 +175,7 @@ def test_a_switch_on_the_way_installs_nothing_and_keeps_the_slots_until_nobody_w
     pool.adopt((1, 1))
     assert [pool.counts(rank)[2] for rank in range(2)] == [2, 2]
     assert pool.copies.is_void("o")
-    assert pool.copies.finish("o", 4) == ()
+    assert pool.copies.finish("o", 4).blocks == ()
     assert [pool.counts(rank) for rank in range(2)] == [(4, 0, 0), (4, 0, 0)]
     pool.check()
 
@@ -184,7 +184,8 @@ def test_of_two_that_bring_the_same_block_the_later_gives_its_slot_back() -> Non
     pool = pool_of((1,))
     pool.copies.install("o", Group(0, 1), None, chain_of("ab"))
     stored(pool, "computed", Group(0, 1), "a")
-    assert pool.copies.finish("o", 2) == tuple(chain_of("ab")[1:])
+    a, b = chain_of("ab")
+    assert pool.copies.finish("o", 2) == (a, 1, (b,))
     assert pool.counts(0) == (2, 2, 0)
 
 

@@ -17,6 +17,7 @@ from shared.model.lattice import Group
 from shared.runtime.clock import SystemClock
 from shared.runtime.memory import ManualClock
 from tests.services.worker.engine.contract import EngineContract
+from tests.services.worker.engine.copy_contract import CopyContract
 
 FAST = ModelledNode(
     model="modelled",
@@ -37,7 +38,7 @@ FAST = ModelledNode(
 REAL = replace(FAST, coefficients=load_coefficients("qwen3_30b_a3b_h20"), blocks_per_rank=4_096)
 
 
-class TestModelled(EngineContract):
+class TestModelled(EngineContract, CopyContract):
     @pytest.fixture
     def new_engine(self) -> Callable[[], Engine]:
         return lambda: ModelledEngine(FAST, SystemClock(), random.Random(1))

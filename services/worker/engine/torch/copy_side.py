@@ -1,0 +1,219 @@
+"""The frontend of the mover: copies that come in, blocks that are lent. Part of `TorchEngine`.
+
+The mover is started when it is first needed. One that has ended, by itself or because it did not answer in time, costs the
+copies under way and nothing else: the next one that is needed starts another. Slots of a copy are free again only once nobody
+can write to them any more: its mover has said that the copy has ended, or is gone.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+
+from services.worker.engine.copy_plan import Copied, CopyPlan, Pinned, Source
+from services.worker.engine.kv_copies import Installation
+from services.worker.engine.kv_pool import KvPool
+from services.worker.engine.protocol import Busy, EngineDied, EngineError
+from services.worker.engine.torch.kv_layout import KvLayout
+from services.worker.engine.torch.messages import Loading
+from services.worker.engine.torch.move_messages import (
+    BeginMoving,
+    BlockMove,
+    Lend,
+    Move,
+    Moved,
+    Moving,
+    StopMove,
+    Sum,
+    Sums,
+)
+from services.worker.engine.torch.mover import MOVES_MAX
+from services.worker.engine.torch.rank_process import RankProcess
+from services.worker.engine.torch.ranks import Ranks, wait_gone
+from services.worker.engine.torch.settings import TorchSettings
+from services.worker.engine.torch.unbroken import to_the_end
+from services.worker.engine.torch.zygote import Zygote
+from shared.contracts.ids import BlockId
+
+ANSWER_LIMIT_S = 10.0
+"""A mover that is this late beyond a copy's own limit, or with anything else, is ended."""
+
+
+class _Watcher:
+    """Looks after one mover, whose end concerns its own copies and nobody else."""
+
+    mover: RankProcess
+
+    def lose(self, reason: str) -> None:
+        self.mover.fail(reason)
+
+    def note(self, rank: int, progress: Loading) -> None:
+        raise TypeError(f"a mover reads no weights, but told of {progress}")
+
+
+class CopySide:
+    """`new_name` gives names that no other mover anywhere has."""
+
+    def __init__(
+        self,
+        pool: KvPool,
+        ranks: Ranks,
+        zygote: Zygote,
+        settings: TorchSettings,
+        layout: KvLayout,
+        model: str,
+        numbers: Iterator[int],
+        new_name: Callable[[], str],
+    ) -> None:
+        self._pool, self._ranks, self._zygote, self._settings = pool, ranks, zygote, settings
+        self._layout, self._model, self._numbers, self._new_name = layout, model, numbers, new_name
+        self._starting, self._ending = asyncio.Lock(), asyncio.Lock()
+        self._mover: RankProcess | None = None
+        self._access = ""
+        self._moves: dict[str, tuple[RankProcess, int]] = {}
+        self._copies = 0
+
+    # --- the process
+
+    async def _ready(self) -> RankProcess:
+        """The mover. Errors: EngineError if none can be started, EngineDied if the ranks are gone."""
+        async with self._starting:
+            if self._mover is not None and self._mover.failed:
+                await self._end(self._mover)
+            if self._mover is None:
+                await self._start()
+            assert self._mover is not None, "a started mover is there"
+            return self._mover
+
+    async def _start(self) -> None:
+        if self._ranks.lost is not None:
+            raise EngineDied(self._ranks.lost)
+        rank = self._settings.prefill_ranks + self._settings.decode_ranks
+        watcher = _Watcher()
+        self._mover = mover = watcher.mover = await RankProcess.spawn(self._zygote, rank, self._ranks.pools, watcher)
+        bytes_per_s = self._settings.copy_bytes_per_s
+        begin = BeginMoving(next(self._numbers), self._new_name(), self._model, self._layout, bytes_per_s)
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                moving = await mover.ask(begin)
+        except BaseException:
+            await to_the_end(self._end(mover))
+            raise
+        assert isinstance(moving, Moving), f"a mover begins with Moving, not {moving.kind}"
+        self._access = moving.access
+        self._tell_lending()
+
+    async def _end(self, mover: RankProcess) -> None:
+        """Returns when the process is gone. Safe to repeat."""
+        async with self._ending:
+            if self._mover is mover:
+                self._mover = None
+            if mover.pidfd >= 0:
+                mover.kill()
+                mover.fail("the mover was ended")
+                await asyncio.to_thread(wait_gone, [mover.pidfd])
+                await mover.close()
+
+    async def close(self) -> None:
+        """End the mover. Safe to repeat."""
+        async with self._starting:
+            if self._mover is not None:
+                await self._end(self._mover)
+
+    # --- blocks that come
+
+    async def copy(self, plan: CopyPlan) -> Copied:
+        """See `Engine.copy_blocks`; the plan's epoch is the one served."""
+        if self._copies >= MOVES_MAX:
+            raise Busy(f"operation {plan.operation}: {self._copies} copies run")
+        installation = self._pool.copies.install(plan.operation, plan.group, plan.parent, plan.blocks)
+        self._copies += 1
+        left = asyncio.Event()
+        try:
+            return await to_the_end(self._carry_out(plan, installation, left))
+        except asyncio.CancelledError:
+            left.set()
+            if plan.operation in self._moves:
+                mover, move = self._moves[plan.operation]
+                mover.tell(StopMove(next(self._numbers), move))
+            raise
+
+    async def _carry_out(self, plan: CopyPlan, installation: Installation, left: asyncio.Event) -> Copied:
+        began_s, arrived = asyncio.get_running_loop().time(), 0
+        try:
+            if installation.blocks:
+                moved = await self._move(plan, installation, left)
+            else:
+                moved = Moved(0, 0, 0, 0.0)
+            arrived = 0 if left.is_set() else moved.blocks
+        finally:
+            self._copies -= 1
+            void = self._pool.copies.is_void(plan.operation)
+            installed = self._pool.copies.finish(plan.operation, arrived)
+        if self._ranks.lost is not None:
+            raise EngineDied(self._ranks.lost)
+        return Copied(
+            parent=installed.parent,
+            blocks=installed.blocks,
+            first_depth=installed.first_depth,
+            bytes=moved.bytes,
+            seconds=asyncio.get_running_loop().time() - began_s,
+            evicted=() if void or left.is_set() else self._pool.take_evicted(plan.group),
+            failure="stale-epoch" if void else moved.failure,
+            detail=f"epoch {plan.epoch}: was left during the copy" if void else moved.detail,
+        )
+
+    async def _move(self, plan: CopyPlan, installation: Installation, left: asyncio.Event) -> Moved:
+        """What the mover made of it; when this returns or raises, nothing more is written."""
+        mover = await self._ready()
+        if left.is_set():
+            return Moved(0, 0, 0, 0.0, "cancelled")
+        nodes = list(plan.access)
+        sources = plan.sources[len(plan.blocks) - len(installation.blocks) :]
+        blocks = tuple(
+            BlockMove(source.slot, to, None if source.node is None else nodes.index(source.node), source.checksum)
+            for source, to in zip(sources, installation.slots, strict=True)
+        )
+        accesses = tuple(plan.access[node].decode() for node in nodes)
+        command = Move(next(self._numbers), blocks, accesses, plan.limit_s)
+        self._moves[plan.operation] = mover, command.n
+        try:
+            async with asyncio.timeout(plan.limit_s + ANSWER_LIMIT_S):
+                moved = await mover.ask(command)
+        except (EngineDied, TimeoutError) as error:
+            await self._end(mover)
+            return Moved(command.n, 0, 0, 0.0, "source-lost", f"the mover ended: {error}")
+        finally:
+            del self._moves[plan.operation]
+        assert isinstance(moved, Moved), f"a move is answered by Moved, not {moved.kind}"
+        if moved.abandoned:
+            await self._end(mover)
+        return moved
+
+    # --- blocks that are lent
+
+    async def pin(self, lease: str, blocks: Sequence[BlockId]) -> Pinned:
+        """See `Engine.pin`."""
+        refs = self._pool.copies.lend(lease, blocks)
+        self._tell_lending()
+        there = [ref for ref in refs if ref is not None]
+        checksums: dict[object, int] = {}
+        try:
+            mover = await self._ready()
+            if self._settings.copy_checksums and there:
+                async with asyncio.timeout(ANSWER_LIMIT_S):
+                    sums = await mover.ask(Sum(next(self._numbers), tuple(there)))
+                assert isinstance(sums, Sums), f"Sum is answered by Sums, not {sums.kind}"
+                checksums = dict(zip(there, sums.checksums, strict=True))
+        except (EngineError, TimeoutError, asyncio.CancelledError):
+            self.unpin(lease)
+            raise
+        sources = tuple(None if ref is None else Source(ref, checksum=checksums.get(ref)) for ref in refs)
+        return Pinned(sources, self._access.encode())
+
+    def unpin(self, lease: str) -> None:
+        """See `Engine.unpin`."""
+        self._pool.copies.end_lease(lease)
+        self._tell_lending()
+
+    def _tell_lending(self) -> None:
+        if self._mover is not None:
+            self._mover.tell(Lend(next(self._numbers), bool(self._pool.copies.leases)))

@@ -1,0 +1,103 @@
+"""What the engine's frontend and its mover say to each other, framed and answered as `messages` says."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from services.worker.engine.copy_plan import CopyFailure
+from services.worker.engine.slot_ref import SlotRef
+from services.worker.engine.torch.kv_layout import KvLayout
+
+
+@dataclass(frozen=True, slots=True)
+class BeginMoving:
+    """The first command of a mover, instead of `Begin`. `name` is unlike that of any other mover; KV of another `model` is
+    refused. Its copies take `bytes_per_s` together."""
+
+    n: int
+    name: str
+    model: str
+    layout: KvLayout
+    bytes_per_s: float
+    kind: Literal["begin-moving"] = "begin-moving"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMove:
+    """One block of a `Move`. `access` is the place in its `accesses` of the node that is read, None for the mover's own."""
+
+    source: SlotRef
+    to: SlotRef
+    access: int | None
+    checksum: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Copy blocks into slots of this node, in order, for at most `limit_s`. Answered by `Moved`, whatever comes of it."""
+
+    n: int
+    blocks: tuple[BlockMove, ...]
+    accesses: tuple[str, ...]
+    limit_s: float
+    kind: Literal["move"] = "move"
+
+
+@dataclass(frozen=True, slots=True)
+class StopMove:
+    """Give up the move `of`; its own answer says how far it came. Unknown ones are ignored."""
+
+    n: int
+    of: int
+    kind: Literal["stop-move"] = "stop-move"
+
+
+@dataclass(frozen=True, slots=True)
+class Lend:
+    """Other nodes may read from this one until told otherwise, or no longer. Some transports need this side's help."""
+
+    n: int
+    on: bool
+    kind: Literal["lend"] = "lend"
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Answered by `Sums`: the CRC-32 of each slot's content."""
+
+    n: int
+    slots: tuple[SlotRef, ...]
+    kind: Literal["sum"] = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """The mover is ready. `access` is how other movers reach it; empty if they cannot, and then `detail` says why."""
+
+    n: int
+    access: str
+    detail: str = ""
+    kind: Literal["moving"] = "moving"
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The first `blocks` of a move are in their slots. `abandoned`: something may still be written to the others, and the
+    mover ends, so that it is not."""
+
+    n: int
+    blocks: int
+    bytes: int
+    seconds: float
+    failure: CopyFailure | None = None
+    detail: str = ""
+    abandoned: bool = False
+    kind: Literal["moved"] = "moved"
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """In the order of the slots that were named."""
+
+    n: int
+    checksums: tuple[int, ...]
+    kind: Literal["sums"] = "sums"

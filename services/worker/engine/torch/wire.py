@@ -1,0 +1,152 @@
+"""KV over NIXL: this node's pools registered for others to read, and one-sided reads of theirs. In the mover only.
+
+NIXL picks the transport: within a machine the kernel copies between processes (CMA), across machines RDMA or TCP. Reads are
+of host memory ("DRAM"). Its progress thread is off: measured, it keeps a core busy at rest, and the mover looks in often.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from services.worker.engine.torch.kv_layout import KvLayout
+from services.worker.engine.torch.kv_memory import KvMemory
+
+PEERS_MAX = 256
+"""Nodes that are known at a time; the one that was read least recently is forgotten."""
+
+NOT_INSTALLED = "nixl-cu12 is not installed: pip install --no-deps nixl-cu12"
+
+Piece = tuple[int, int, int]
+"""Address here, address there, bytes."""
+
+
+class Unreachable(Exception):
+    """The other node cannot be read, or is not one that we can use. Nothing more will be written here by the read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What another node needs to read this one. `metadata` is NIXL's, as hex; `bases` are the pools' addresses."""
+
+    name: str
+    model: str
+    layout: KvLayout
+    bases: tuple[int, ...]
+    metadata: str
+
+
+_ACCESS: TypeAdapter[Access] = TypeAdapter(Access)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A node that can be read. `agent` is its name in NIXL."""
+
+    agent: str
+    access: Access
+
+
+class Wire:
+    """Without NIXL, `access` is empty and nothing can be reached; `detail` says so."""
+
+    def __init__(self, name: str, model: str, memory: KvMemory, scratch: torch.Tensor) -> None:
+        """`scratch` is memory of our own that reads may write to as well."""
+        self._model, self._layout = model, memory.layout
+        self._peers: OrderedDict[str, Peer] = OrderedDict()
+        self._agent: Any = None
+        self.access, self.detail = "", NOT_INSTALLED
+        try:
+            from nixl_cu12 import _bindings as nixl
+            from nixl_cu12._api import nixl_agent, nixl_agent_config
+        except ImportError:
+            return
+        self._errors = (
+            nixl.nixlBackendError,
+            nixl.nixlCancelledError,
+            nixl.nixlInvalidParamError,
+            nixl.nixlMismatchError,
+            nixl.nixlNotFoundError,
+            nixl.nixlRemoteDisconnectError,
+            nixl.nixlUnknownError,
+        )
+        self._agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+        regions = [(base, memory.layout.file_bytes, 0, "") for base in memory.bases]
+        ours = (scratch.data_ptr(), scratch.numel() * scratch.element_size(), 0, "")
+        self._agent.register_memory([*regions, ours], mem_type="DRAM")
+        access = Access(name, model, memory.layout, memory.bases, self._agent.get_agent_metadata().hex())
+        self.access, self.detail = _ACCESS.dump_json(access).decode(), ""
+
+    def progress(self) -> None:
+        """Answer what others need from this side: a connection, and on some transports the bytes."""
+        if self._agent is not None:
+            self._agent.get_new_notifs()
+
+    def peer(self, access: str) -> Peer:
+        """The node that gave this `access`. Errors: Unreachable, also if its KV is of another model or layout."""
+        if self._agent is None:
+            raise Unreachable(self.detail)
+        if access not in self._peers:
+            self._peers[access] = self._connect(access)
+            if len(self._peers) > PEERS_MAX:
+                _, oldest = self._peers.popitem(last=False)
+                self._agent.remove_remote_agent(oldest.agent)
+        self._peers.move_to_end(access)
+        return self._peers[access]
+
+    def _connect(self, raw: str) -> Peer:
+        try:
+            access = _ACCESS.validate_json(raw)
+            metadata = bytes.fromhex(access.metadata)
+        except (ValidationError, ValueError) as error:
+            raise Unreachable(f"access: not of a torch engine ({error})") from error
+        if (access.model, self._comparable(access.layout)) != (self._model, self._comparable(self._layout)):
+            raise Unreachable(f"access: {access.name} keeps KV of {access.model} as {access.layout}")
+        try:
+            agent = self._agent.add_remote_agent(metadata)
+        except self._errors as error:
+            raise Unreachable(f"{access.name}: {error}") from error
+        return Peer(agent.decode() if isinstance(agent, bytes) else agent, access)
+
+    @staticmethod
+    def _comparable(layout: KvLayout) -> tuple[object, ...]:
+        """Everything that a slot's content depends on; how many slots there are is each node's own affair."""
+        return layout.dtype, layout.layers, layout.kv_heads, layout.head_dim, layout.block_tokens
+
+    def read(self, peer: Peer, pieces: Sequence[Piece]) -> Any:
+        """Begin a read; ask `done` about it. Errors: Unreachable."""
+        here = self._agent.get_xfer_descs([(here, size, 0) for here, _, size in pieces], mem_type="DRAM")
+        there = self._agent.get_xfer_descs([(there, size, 0) for _, there, size in pieces], mem_type="DRAM")
+        try:
+            handle = self._agent.initialize_xfer("READ", here, there, peer.agent)
+            self._check(peer, self._agent.transfer(handle))
+        except self._errors as error:
+            self._forget(peer)
+            raise Unreachable(f"{peer.access.name}: {error}") from error
+        return handle
+
+    def done(self, peer: Peer, handle: Any) -> bool:
+        """Whether everything is here. Errors: Unreachable."""
+        try:
+            finished = self._check(peer, self._agent.check_xfer_state(handle))
+        except self._errors as error:
+            self._forget(peer)
+            raise Unreachable(f"{peer.access.name}: {error}") from error
+        if finished:
+            self._agent.release_xfer_handle(handle)
+        return finished
+
+    def _check(self, peer: Peer, state: str) -> bool:
+        if state == "ERR":
+            self._forget(peer)
+            raise Unreachable(f"{peer.access.name}: the read failed")
+        return state == "DONE"
+
+    def _forget(self, peer: Peer) -> None:
+        """The next read connects anew, if its access is a new one."""
+        for access in [access for access, known in self._peers.items() if known is peer]:
+            del self._peers[access]
+            self._agent.remove_remote_agent(peer.agent)
