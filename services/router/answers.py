@@ -1,19 +1,22 @@
 """What clients get: an answer read off its tokens, in OpenAI's four shapes (chat or completion, whole or in chunks)."""
 
+import codecs
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from services.router.calls import Call
-from services.router.text import REPLACEMENT, StopCutter, TextStream
+from services.router.text import StopCutter, TextStream
 from shared.contracts.commands import TokenLogprobs
 from shared.contracts.events import Finish
 
-TokenText = Callable[[int], str]
+TokenBytes = Callable[[int], bytes]
+"""What one token adds to a text: UTF-8, or a part of a character's."""
 
 
 class Part(NamedTuple):
-    """Some text, the tokens it was read off, their log-probabilities, and in the last part how the answer ended."""
+    """Some text, the tokens it was read off, their log-probabilities, and in the last part how the answer ended. A token that
+    ends an answer shows no text, and its log-probability is not told either."""
 
     text: str
     tokens: tuple[int, ...]
@@ -29,10 +32,11 @@ async def read(call: Call, stream: TextStream, stops: Sequence[str]) -> AsyncIte
     logprobs: list[TokenLogprobs] = []
     first = True
     async for piece in call.pieces():
-        tokens += piece.tokens
-        logprobs += piece.logprobs
         ends = piece.frame.finish == "stop" and piece.tokens[-1:] and piece.tokens[-1] in call.order.stop_tokens
-        cut = cutter.push(stream.push(piece.tokens[:-1] if ends else piece.tokens))
+        shown = len(piece.tokens) - bool(ends)
+        tokens += piece.tokens
+        logprobs += piece.logprobs[:shown]
+        cut = cutter.push(stream.push(piece.tokens[:shown]))
         if cut.stopped:
             call.enough()
             yield Part(cut.text, tuple(tokens), tuple(logprobs), "stop")
@@ -93,7 +97,7 @@ class ChatShape:
     """`chat.completion`. `alternatives` None tells no log-probabilities, `token_ids` tells the tokens themselves."""
 
     head: Head
-    token_text: TokenText
+    token_bytes: TokenBytes
     alternatives: int | None
     token_ids: bool
 
@@ -128,25 +132,29 @@ class ChatShape:
             return None
         content = []
         for token in tokens:
-            entries = [self._entry(*each) for each in token.alternatives]
-            top = entries[1 : 1 + self.alternatives]
-            content.append({**entries[0], "top_logprobs": top})
+            top = [self._entry(*each) for each in most_likely(token, self.alternatives)]
+            content.append({**self._entry(*token.alternatives[0]), "top_logprobs": top})
         return {"content": content, "refusal": None}
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self.token_text(token)
-        whole = REPLACEMENT not in text
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+        """The `bytes` of neighbours put together give the characters that none of them has whole."""
+        raw = self.token_bytes(token)
+        return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CompletionShape:
-    """`text_completion`. `alternatives` None tells no log-probabilities, `token_ids` tells the tokens themselves."""
+    """`text_completion`. `alternatives` None tells no log-probabilities, `token_ids` tells the tokens themselves. One for each
+    answer, because it counts the characters that were told: `text_offset` goes on from chunk to chunk."""
 
     head: Head
-    token_text: TokenText
+    token_bytes: TokenBytes
     alternatives: int | None
     token_ids: bool
+    _characters: int = 0
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
 
     def whole(self, parts: Sequence[Part], usage: dict[str, Any]) -> dict[str, Any]:
         return self.head.of("text_completion", [self._choice(parts)], usage=usage)
@@ -171,14 +179,36 @@ class CompletionShape:
             return None
         chosen = [token.alternatives[0] for token in tokens]
         return {
-            "tokens": [self.token_text(token) for token, _ in chosen],
+            "tokens": [self._name(token) for token, _ in chosen],
             "token_logprobs": [logprob for _, logprob in chosen],
-            "top_logprobs": [
-                {self.token_text(other): logprob for other, logprob in token.alternatives[1 : 1 + self.alternatives]}
-                for token in tokens
-            ],
-            "text_offset": None,
+            "top_logprobs": [self._top(token, self.alternatives) for token in tokens],
+            "text_offset": [self._offset(token) for token, _ in chosen],
         }
+
+    def _top(self, token: TokenLogprobs, count: int) -> dict[str, float]:
+        """The chosen token is told even if it is not one of the most likely."""
+        told = (*most_likely(token, count), token.alternatives[0])
+        return {self._name(each): logprob for each, logprob in told}
+
+    def _name(self, token: int) -> str:
+        """A part of a character goes by its bytes, as OpenAI has it: two of them are never the same key."""
+        raw = self.token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _offset(self, token: int) -> int:
+        """Where the token's text begins; one inside a character begins where the character does."""
+        offset = self._characters
+        self._characters += len(self._decoder.decode(self.token_bytes(token)))
+        return offset
+
+
+def most_likely(token: TokenLogprobs, count: int) -> list[tuple[int, float]]:
+    """The `count` most likely tokens, whether the chosen one is among them or not. An engine tells it first, and the others
+    behind it."""
+    return sorted(token.alternatives, key=lambda each: (-each[1], each[0]))[:count]
 
 
 def _token_ids(wanted: bool, parts: Iterable[Part]) -> dict[str, Any]:

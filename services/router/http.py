@@ -155,9 +155,9 @@ class Api:
         created = self._clock.now_ns() // 10**9
         if isinstance(asked, ChatRequest):
             head = Head(f"chatcmpl-{call.request}", asked.model, created)
-            return ChatShape(head, self._prompts.token_text, asked.alternatives, asked.return_token_ids)
+            return ChatShape(head, self._prompts.token_bytes, asked.alternatives, asked.return_token_ids)
         head = Head(f"cmpl-{call.request}", asked.model, created)
-        return CompletionShape(head, self._prompts.token_text, asked.alternatives, asked.return_token_ids)
+        return CompletionShape(head, self._prompts.token_bytes, asked.alternatives, asked.return_token_ids)
 
     def _context(self, request: Request) -> Context:
         """What the headers say. Errors: BadRequest."""

@@ -73,9 +73,9 @@ class Prompts:
         """The text of the answer to `order`."""
         return self._text.stream(order.tokens) if self._text else IdStream()
 
-    def token_text(self, token: int) -> str:
-        """One token by itself."""
-        return self._text.token_text(token) if self._text else f"<{token}>"
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to an answer's text."""
+        return self._text.token_bytes(token) if self._text else IdStream().push([token]).encode()
 
     async def _tokens(self, asked: Asked, offer: Offer, limit: int, key: bytes) -> tuple[Tokens, tuple[BlockId, ...]]:
         """Beside the event loop, unless a thread would take longer to wake up than the work does."""

@@ -6,6 +6,7 @@ meanwhile, which `encode` does not (measured: 10 s without a turn for 3.6 millio
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import jinja2
 import numpy as np
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from services.router.text import DecodedStream
 from shared.model.blocks import Tokens
@@ -26,6 +27,20 @@ and the like have more than 8. Measured: 7 MB of short words take a gigabyte of 
 
 CONTEXT_TOKENS = 8
 """How much of a prompt's end a decoder sees in front of an answer: tokenizers look back one word at most."""
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+"""How vocabularies without a token for every byte sequence write single bytes (SentencePiece's byte fallback)."""
+
+
+def _bytes_of_letters() -> dict[str, int]:
+    """Byte-level vocabularies (GPT-2's and all after it) write each byte as one printable letter: itself if it is one in
+    Latin-1, else the next code point from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+BYTE_OF_LETTER = _bytes_of_letters()
 
 T = TypeVar("T")
 
@@ -67,6 +82,7 @@ class ModelText:
     ) -> None:
         self.vocabulary = int(config["vocab_size"])
         self.stop_tokens = _stop_tokens(generation.get("eos_token_id", config.get("eos_token_id")))
+        self._byte_level = isinstance(self._tokenizer.decoder, decoders.ByteLevel)
         self._special = {
             name: text for name in ("bos_token", "eos_token") if (text := _token_text(settings.get(name))) is not None
         }
@@ -93,9 +109,14 @@ class ModelText:
         """The text of an answer to `prompt`."""
         return DecodedStream(self._decode, prompt[-CONTEXT_TOKENS:].tolist())
 
-    def token_text(self, token: int) -> str:
-        """One token by itself, special ones included."""
-        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to a text, special ones included: of a character that several tokens share, its own bytes."""
+        name = self._tokenizer.id_to_token(token) or ""
+        if self._byte_level and BYTE_OF_LETTER.keys() >= set(name):
+            return bytes(BYTE_OF_LETTER[letter] for letter in name)
+        if (byte := BYTE_TOKEN.fullmatch(name)) is not None:
+            return bytes([int(byte[1], 16)])
+        return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
 
     def _encode(self, text: str, tokens_max: int, *, add_special_tokens: bool) -> Tokens:
         if len(text) > CHARS_PER_TOKEN_MAX * tokens_max:

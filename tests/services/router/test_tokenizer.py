@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from router_pool import write_model_dir
+from tokenizers import Tokenizer, decoders, models
 
 from services.router.tokenizer import BadModelDirectory, ModelText, PromptTooLong, TemplateRefused, TextThreads
 
@@ -30,6 +31,23 @@ def test_text_goes_there_and_back(directory: Path) -> None:
     shown = [stream.push([token]) for token in text.encode(said, 100).tolist()]
     assert "".join(shown) + stream.flush() == said
     assert not any("\ufffd" in each for each in shown)
+
+
+def test_the_bytes_of_tokens_are_those_of_the_text(directory: Path) -> None:
+    text = ModelText(directory)
+    said = "Grüße, 世界! 👋 <|im_end|>"
+    tokens = [text.token_bytes(token) for token in text.encode(said, 100).tolist()]
+    assert b"".join(tokens) == said.encode()
+    assert max(map(len, tokens)) == len("<|im_end|>"), "the others are a byte each"
+    assert text.token_bytes(1_999) == b" w1999", "an added one is written as it is"
+    assert text.token_bytes(5_000) == b"", "nobody has named it"
+
+
+def test_the_bytes_of_a_vocabulary_with_byte_fallback(directory: Path) -> None:
+    tokenizer = Tokenizer(models.BPE({"<0xE4>": 0, "<0xB8>": 1, "\u2581a": 2}, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    assert [ModelText(directory).token_bytes(token) for token in range(3)] == [b"\xe4", b"\xb8", b" a"]
 
 
 def test_a_chat_ends_where_the_assistant_speaks(directory: Path) -> None:

@@ -30,7 +30,8 @@ def _greedy(logits_V: Tensor) -> int:
 
 def _sampled(logits_V: Tensor, sampling: Sampling, position: int) -> int:
     """Inverse of the cumulated probabilities of the smallest set of likely tokens that reaches `top_p`."""
-    probabilities_V = torch.softmax(logits_V / sampling.temperature, dim=0)
+    # The best logit becomes 0 first: however low the temperature, no quotient of it overflows.
+    probabilities_V = torch.softmax((logits_V - logits_V.max()) / sampling.temperature, dim=0)
     sorted_V, tokens_V = torch.sort(probabilities_V, descending=True, stable=True)
     cumulated_V = sorted_V.cumsum(0)
     kept = int((cumulated_V - sorted_V < sampling.top_p).sum().item())

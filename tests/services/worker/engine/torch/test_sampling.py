@@ -59,6 +59,11 @@ def test_extreme_logits_choose_a_token() -> None:
     assert choose(torch.zeros(1000), Sampling(temperature=1e-3, top_p=0.5), 0).token < 501
 
 
+def test_however_low_the_temperature_the_best_token_is_chosen() -> None:
+    for temperature in (1e-3, 1e-30, 5e-324):
+        assert {choose(LOGITS * 100, Sampling(temperature, seed=4), position).token for position in range(50)} == {1, 3}
+
+
 def test_uniform_numbers_are_fixed_for_ever() -> None:
     """A request that moves to another machine goes on as it began."""
     assert uniform(0, 0) == 0.3859926107094097
