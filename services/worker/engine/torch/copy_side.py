@@ -46,7 +46,7 @@ class _Watcher:
         self.mover.fail(reason)
 
     def note(self, rank: int, progress: Loading) -> None:
-        raise TypeError(f"a mover reads no weights, but told of {progress}")
+        raise TypeError(f"mover {rank} reads no weights, but told of {progress}")
 
 
 class CopySide:
