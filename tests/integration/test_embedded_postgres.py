@@ -75,6 +75,17 @@ def test_an_interrupted_first_start_is_begun_again(directory: Path) -> None:
     assert not partial.exists()
 
 
+async def test_an_open_connection_does_not_hold_up_a_stop(directory: Path) -> None:
+    server = EmbeddedPostgres(directory / "postgres", durable=False)
+    server.start()
+    connection = await asyncpg.connect(driver_url(server.url()))
+    process = server._process
+    assert process is not None
+    server.stop()
+    assert process.returncode == 0, "it was killed when the limit of a stop had passed"
+    connection.terminate()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to run the server as somebody else")
 def test_root_moves_data_and_binaries_that_nobody_can_reach(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
