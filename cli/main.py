@@ -2,7 +2,7 @@
 
 import typer
 
-from cli.commands import demo, doctor, events, explain, fit, ledger, profile, status, trace, up, verify
+from cli.commands import capacity, demo, doctor, events, explain, fit, ledger, profile, status, trace, up, verify
 
 app = typer.Typer(
     name="vertumnus",
@@ -20,6 +20,7 @@ app.command("explain")(explain.explain)
 app.command("verify")(verify.verify)
 app.command("profile")(profile.profile)
 app.command("fit")(fit.fit)
+app.command("capacity")(capacity.capacity)
 app.add_typer(trace.app, name="trace")
 app.add_typer(events.app, name="events")
 app.add_typer(ledger.app, name="ledger")

@@ -15,6 +15,7 @@ from services.cachemgr import decider as cachemgr
 from services.cachemgr import replication
 from services.controller import decider as controller
 from services.controller import epochs, saga
+from services.controller.capacity import Capacity
 from services.router import decider as router
 from services.worker import decider as agent
 from services.worker import geometry
@@ -34,7 +35,7 @@ ENGINE = engine.EngineDescription(
     prompt_tokens_max=8_192, kv_bytes_per_token=98_304,
 )  # fmt: skip
 PROMPT = np.arange(1_000, dtype=np.uint32)
-capacity_us = {1: 14_000_000, 2: 14_000_000}.__getitem__
+capacity_of = {1: Capacity(14_000_000), 2: Capacity(14_000_000)}.__getitem__
 CHAIN = tuple(block_chain(PROMPT, ENGINE.block_tokens, block_key(b"deployment", "tenant group")))
 
 LINES = {
@@ -83,7 +84,7 @@ async def main() -> None:
     await work(agent.register(at_agent, ENGINE, COST.version))
     [wanted] = epochs.wanted(at_controller, epochs.Configured((1, 1, 2), {}), refused={})
     await adopt(wanted.adopt(at_controller.term))
-    await control(epochs.commit(at_controller, wanted, capacity_us))
+    await control(epochs.commit(at_controller, wanted, capacity_of))
 
     print("\nA request goes where it costs least, is prefilled there and answered.")
     await route([RouterRegistered(router=R1)])
@@ -125,7 +126,7 @@ async def main() -> None:
     split, now_ns = at_controller.sagas.open[N0], world.clock.now_ns
 
     async def advance() -> None:
-        await control(saga.advance(split, at_controller.parameters, capacity_us, now_ns()))
+        await control(saga.advance(split, at_controller.parameters, capacity_of, now_ns()))
 
     await advance()
     drain = saga.orders(split, at_controller.parameters, at_controller.term)

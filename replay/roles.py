@@ -13,6 +13,7 @@ from services.cachemgr import decider as cachemgr
 from services.cachemgr import replication
 from services.controller import decider as controller
 from services.controller import epochs, saga
+from services.controller.capacity import Capacity
 from services.controller.decider import Asker, Incarnation
 from shared.contracts.envelope import Channel, EventData, Stored
 from shared.contracts.events import (
@@ -66,18 +67,19 @@ def _epoch(
     if isinstance(data, ReconfigurationPlanned):
         move = saga.Move(data.node, data.new_composition, data.policy, data.reason)
         return saga.plan(state.sagas, state.pool, state.parameters, move)
-    capacities = {each.degree: each.capacity_us for each in data.workers} if isinstance(data, EpochCommitted) else {}
+    workers = data.workers if isinstance(data, EpochCommitted) else ()
+    capacities = {each.degree: Capacity(each.capacity_us, each.capacity_version) for each in workers}
 
-    def capacity_us(degree: int) -> int:
-        return capacities.get(degree, 0)
+    def capacity_of(degree: int) -> Capacity:
+        return capacities.get(degree, Capacity(0))
 
     if opened := state.sagas.open.get(data.node):
-        return saga.advance(opened, state.parameters, capacity_us, stored.event.time_ns)
+        return saga.advance(opened, state.parameters, capacity_of, stored.event.time_ns)
     node = state.pool.nodes.get(data.node)
     if node is None or not isinstance(data, EpochCommitted):
         return []
     adopted = epochs.Wanted(data.node, node.incarnation, data.epoch, data.composition)
-    return epochs.commit(state, adopted, capacity_us)
+    return epochs.commit(state, adopted, capacity_of)
 
 
 def _operator(state: controller.State, data: EventData) -> Decisions:

@@ -10,6 +10,7 @@ from services.controller.operator import operator_api
 from services.controller.settings import ControllerSettings
 from services.controller.shell import Controller, Epochs
 from shared.contracts.envelope import Channel
+from shared.model.capacity import load_capacities
 from shared.runtime.fence import Fence
 from shared.runtime.leadership import Leadership
 from shared.runtime.projection import Projection
@@ -32,7 +33,8 @@ async def main() -> None:
             ),
             clock,
         )
-        first_epochs = Epochs(Configured(settings.composition, settings.compositions), settings.capacity_share)
+        configured = Configured(settings.composition, settings.compositions)
+        first_epochs = Epochs(configured, settings.capacity_share, load_capacities(settings.coefficients))
         metrics = Metrics(runtime.metrics)
         controller = Controller(state, leadership, runtime.bus, subjects, clock, first_epochs, metrics)
         watch_log(runtime.metrics, clock, projection)

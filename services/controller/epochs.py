@@ -13,8 +13,9 @@ answers again, unless it was configured otherwise meanwhile: then it refuses, an
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from services.controller.capacity import CapacityOf
 from services.controller.decider import Incarnation, State
-from services.controller.saga import CapacityOf, committed_workers, misfit
+from services.controller.saga import committed_workers, misfit
 from shared.contracts.commands import Adopt
 from shared.contracts.envelope import EventData
 from shared.contracts.events import EpochCommitted, NodeRegistered
@@ -88,7 +89,7 @@ def _wanted(node: Node, spec: NodeRegistered, configured: Composition, used: int
     return Wanted(node.id, node.incarnation, epoch, composition, misfit(spec, composition))
 
 
-def commit(state: State, adopted: Wanted, capacity_us: CapacityOf) -> list[EventData]:
+def commit(state: State, adopted: Wanted, capacity_of: CapacityOf) -> list[EventData]:
     """`epoch-committed` for what a node has adopted; [] if it is committed, or the node has moved on since."""
     node = state.pool.nodes[adopted.node]
     moved_on = not node.alive or node.incarnation != adopted.incarnation or adopted.node in state.sagas.open
@@ -99,6 +100,6 @@ def commit(state: State, adopted: Wanted, capacity_us: CapacityOf) -> list[Event
             node=adopted.node,
             epoch=adopted.epoch,
             composition=adopted.composition,
-            workers=committed_workers(adopted.node, adopted.epoch, adopted.composition, capacity_us),
+            workers=committed_workers(adopted.node, adopted.epoch, adopted.composition, capacity_of),
         )
     ]

@@ -9,10 +9,10 @@ what to ask of the agent, `advance` what to decide. Both may be repeated. An epo
 whose ranks had adopted already leaves it behind, and `epochs.wanted` takes the node forward to its old composition.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, assert_never
 
+from services.controller.capacity import CapacityOf
 from shared.contracts.commands import Adopt, Drain
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
@@ -38,9 +38,6 @@ Step = Literal["planned", "draining", "switching", "reconciling"]
 
 PLANNED_S_MAX, SWITCHING_S_MAX, RECONCILING_S_MAX = 1.0, 2.0, 2.0
 """Limits of the steps that nobody tunes; `parameters.drain_s_max` limits the drain."""
-
-CapacityOf = Callable[[int], int]
-"""κ_C in microseconds, by degree."""
 
 
 @dataclass(slots=True)
@@ -172,7 +169,7 @@ def plan(sagas: Sagas, pool: Pool, parameters: Parameters, move: Move) -> list[E
     ]
 
 
-def advance(saga: Saga, parameters: Parameters, capacity_us: CapacityOf, now_ns: int) -> list[EventData]:
+def advance(saga: Saga, parameters: Parameters, capacity_of: CapacityOf, now_ns: int) -> list[EventData]:
     """What the leader decides next: the next step, the commit, the abort, or nothing yet."""
     plan = saga.plan
     if reason := _why_abort(saga, parameters, now_ns):
@@ -186,7 +183,7 @@ def advance(saga: Saga, parameters: Parameters, capacity_us: CapacityOf, now_ns:
                 node=plan.node,
                 epoch=plan.epoch,
                 composition=plan.new_composition,
-                workers=committed_workers(plan.node, plan.epoch, plan.new_composition, capacity_us),
+                workers=committed_workers(plan.node, plan.epoch, plan.new_composition, capacity_of),
                 drain_us=saga.drain_us,
                 switch_us=saga.switch_us,
             )
@@ -216,15 +213,17 @@ def orders(saga: Saga, parameters: Parameters, term: int) -> Drain | Adopt | Non
 
 
 def committed_workers(
-    node: NodeId, epoch: int, composition: Composition, capacity_us: CapacityOf
+    node: NodeId, epoch: int, composition: Composition, capacity_of: CapacityOf
 ) -> tuple[CommittedWorker, ...]:
     """The workers of an epoch, from rank 0 up."""
+    carried = {degree: capacity_of(degree) for degree in composition}
     return tuple(
         CommittedWorker(
             worker=worker_id(node, epoch, group.first_rank),
             first_rank=group.first_rank,
             degree=group.degree,
-            capacity_us=capacity_us(group.degree),
+            capacity_us=carried[group.degree].us,
+            capacity_version=carried[group.degree].version,
         )
         for group in groups_of(composition)
     )

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
 from shared.contracts.ids import NodeId, check_token
+from shared.model.capacity import ProfiledName
 from shared.model.lattice import Composition, parse_composition
 from shared.runtime.settings import SecretFile, ServiceSettings
 
@@ -20,13 +21,17 @@ class ControllerSettings(ServiceSettings):
     compositions: Annotated[dict[NodeId, Composition], NoDecode] = Field(
         default_factory=dict, description="first compositions by node, as JSON: for pools of unequal nodes"
     )
+    coefficients: ProfiledName = Field(
+        default="qwen3_30b_a3b_h20",
+        description="the set whose profiled κ_C hold: a name, or the path of your own (.json); as the router is set",
+    )
     capacity_share: float = Field(
         default=0.7,
         gt=0,
         le=1,
         description=(
-            "κ_C as a share of the window: how much predicted work a worker carries within the SLO. An estimate that "
-            "stands in for a profile of each degree; 0.7 is a common utilisation limit of a queue, not a measurement"
+            "κ_C as a share of the window, for degrees that the set has no profiled one for: how much predicted work a "
+            "worker carries within the SLO. 0.7 is a common utilisation limit of a queue, not a measurement"
         ),
     )
     operator_key_file: SecretFile | None = Field(

@@ -7,6 +7,7 @@ import structlog
 from pydantic import ValidationError
 
 from services.controller import decider, epochs
+from services.controller.capacity import Capacity, capacity
 from services.controller.decider import Incarnation, State
 from services.controller.epochs import Configured, Wanted
 from services.controller.liveness import Liveness
@@ -23,6 +24,7 @@ from shared.contracts.envelope import Stored
 from shared.contracts.events import WindowClosed
 from shared.contracts.ids import NodeId, Source
 from shared.contracts.subjects import Subjects
+from shared.model.capacity import Capacities
 from shared.model.cost import US_PER_S
 from shared.runtime.appending import NO_ORIGIN, Origin
 from shared.runtime.background import Background
@@ -42,10 +44,11 @@ ADOPT_RETRY_NS = 1_000_000_000
 
 
 class Epochs(NamedTuple):
-    """How first epochs are made: compositions, and κ_C as a share of the window."""
+    """How first epochs are made: compositions, and κ_C as profiled or, for other degrees, as a share of the window."""
 
     configured: Configured
     capacity_share: float
+    profiled: Capacities
 
 
 class Refusal(NamedTuple):
@@ -190,7 +193,7 @@ class Controller:
             return
         if isinstance(reply, Accepted):
             origin = Origin(correlation=f"{each.node}/{each.epoch}")
-            await self._decide(lambda: epochs.commit(self.state, each, self._capacity_us), origin)
+            await self._decide(lambda: epochs.commit(self.state, each, self._capacity), origin)
         elif isinstance(reply, Refused):
             self._refuse(each, reply.reason, reply.detail)
             if reply.reason == "stale-epoch":
@@ -213,6 +216,6 @@ class Controller:
             detail=detail,
         )
 
-    def _capacity_us(self, _degree: int) -> int:
-        """κ_C: the same share of a window for each degree, because demand is in seconds of the worker it goes to."""
-        return round(self._first_epochs.capacity_share * self.state.parameters.window_s * US_PER_S)
+    def _capacity(self, degree: int) -> Capacity:
+        window_us = self.state.parameters.window_s * US_PER_S
+        return capacity(self._first_epochs.profiled, self._first_epochs.capacity_share, window_us, degree)

@@ -6,7 +6,7 @@ length of window and for modelled time that runs fast. `vertumnus capacity` meas
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from shared.contracts.geometry import Degree
 from shared.model.cost import read_set
@@ -27,3 +27,12 @@ class Capacities(BaseModel):
 def load_capacities(name: str) -> Capacities:
     """Of the set that `load_coefficients` loads by this name. Errors: the same."""
     return read_set(name, Capacities)
+
+
+def _readable(name: str) -> str:
+    load_capacities(name)
+    return name
+
+
+ProfiledName = Annotated[str, AfterValidator(_readable)]
+"""For settings: a set, by name or path, whose profiled κ_C are of interest."""

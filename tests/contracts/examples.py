@@ -46,7 +46,10 @@ def _committed() -> EpochCommitted:
     """Its workers are those of its composition, or it would not be read."""
     node = NodeId("a-node")
     workers = tuple(
-        CommittedWorker(worker=worker_id(node, 6, rank), first_rank=rank, degree=4, capacity_us=12) for rank in (0, 4)
+        CommittedWorker(
+            worker=worker_id(node, 6, rank), first_rank=rank, degree=4, capacity_us=12, capacity_version="a-version"
+        )
+        for rank in (0, 4)
     )
     return EpochCommitted(node=node, epoch=6, composition=(4, 4), workers=workers, drain_us=9, switch_us=10)
 

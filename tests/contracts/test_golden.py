@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,8 +37,24 @@ def test_every_golden_file_is_read_with_all_it_says(path: Path) -> None:
         return  # its upcaster has a test of its own
     written = json.loads(encode(event))
     stored = json.loads(path.read_bytes())
-    assert written["data"].items() >= stored["data"].items()
+    assert says_all(written["data"], stored["data"])
     assert {**written, "data": None} == {**stored, "data": None}
+
+
+def says_all(written: Any, stored: Any) -> bool:
+    """Whether `written` is `stored`, with more fields perhaps, here or further in."""
+    if isinstance(stored, dict):
+        return stored.keys() <= written.keys() and all(says_all(written[name], stored[name]) for name in stored)
+    if isinstance(stored, list):
+        return len(stored) == len(written) and all(map(says_all, written, stored))
+    return bool(written == stored)
+
+
+def test_a_field_that_is_lost_further_in_would_be_noticed() -> None:
+    old = {"workers": [{"degree": 1}, {"degree": 2}]}
+    assert says_all({"workers": [{"degree": 1, "more": 0}, {"degree": 2}], "more": 0}, old)
+    for other in ([{"degree": 1}], [{"degree": 1}, {"degree": 3}], [{"degree": 1}, {"more": 2}]):
+        assert not says_all({"workers": other}, old)
 
 
 def test_a_missing_golden_file_would_be_noticed() -> None:

@@ -10,6 +10,7 @@ from uuid import UUID
 from services.cachemgr import decider as cachemgr
 from services.controller import decider as controller
 from services.controller import epochs
+from services.controller.capacity import Capacity
 from services.router import decider as router
 from shared.contracts.codec import decode, encode
 from shared.contracts.envelope import Envelope, EventData, Stored
@@ -128,7 +129,9 @@ class World:
             self.say(name, fact)
         self.fold(self.controller, len(self.log))
         wanted = epochs.Wanted(NodeId(name), incarnation, epoch, COMPOSITION)
-        self.commit(self.controller, epochs.commit(self.controller.state, wanted, lambda degree: 10_000_000 * degree))
+        self.commit(
+            self.controller, epochs.commit(self.controller.state, wanted, lambda degree: Capacity(10_000_000 * degree))
+        )
         for worker in [each for each in self._numbers if node_of(each) == name]:
             self._numbers[worker] = 0
             self._held[worker] = []

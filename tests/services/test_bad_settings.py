@@ -90,7 +90,7 @@ def test_a_file_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, files: Path
             assert "cannot be read" in refused(patched, SERVICES[name], field, broken)
 
 
-@pytest.mark.parametrize("name", ["router", "cachemgr", "worker"])
+@pytest.mark.parametrize("name", ["router", "cachemgr", "controller", "worker"])
 @pytest.mark.parametrize("value", ["", "unknown", "../cost", "x" * 5_000])
 def test_coefficients(monkeypatch: pytest.MonkeyPatch, files: Path, name: str, value: str) -> None:
     message = refused(monkeypatch, SERVICES[name], "coefficients", value)
@@ -98,7 +98,7 @@ def test_coefficients(monkeypatch: pytest.MonkeyPatch, files: Path, name: str, v
     assert len(message) < 500
 
 
-@pytest.mark.parametrize("name", ["router", "cachemgr", "worker"])
+@pytest.mark.parametrize("name", ["router", "cachemgr", "controller", "worker"])
 @pytest.mark.parametrize("file", BAD_FILES)
 def test_files_of_coefficients(monkeypatch: pytest.MonkeyPatch, files: Path, name: str, file: str) -> None:
     if (bad := files / file).exists():

@@ -48,7 +48,10 @@ class WindowClosed(EventData):
 
 
 class CommittedWorker(BaseModel):
-    """One worker of a committed epoch. `capacity_us` is κ_C: the window demand it carries within the SLO."""
+    """One worker of a committed epoch. `capacity_us` is κ_C: the window demand it carries within the SLO.
+
+    `capacity_version` names the set of coefficients whose profile says so; None for the configured share of a window.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -56,6 +59,7 @@ class CommittedWorker(BaseModel):
     first_rank: Rank
     degree: Degree
     capacity_us: int
+    capacity_version: str | None = None
 
 
 class Alternative(BaseModel):

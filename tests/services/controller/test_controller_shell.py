@@ -14,6 +14,7 @@ from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import EpochCommitted, LeadershipTaken, NodeDeclaredLost, WindowClosed
 from shared.contracts.ids import NodeId, Source
 from shared.contracts.subjects import Subjects
+from shared.model.capacity import Capacities
 from shared.runtime.appending import Identity, Sealer
 from shared.runtime.clock import Ids
 from shared.runtime.fence import Fence
@@ -80,7 +81,7 @@ class Pool:
             self.bus,
             SUBJECTS,
             self.clock,
-            Epochs(Configured(composition, {}), capacity_share=0.5),
+            Epochs(Configured(composition, {}), 0.5, Capacities(version="p-1", capacity_shares={8: 1.25})),
             Metrics(self.registry),
         )
         projection.listen(self.controller.folded)
@@ -119,7 +120,17 @@ async def test_a_node_adopts_and_is_committed() -> None:
     await pool.live(1)
     [epoch] = pool.all(EpochCommitted)
     assert (epoch.composition, {each.capacity_us for each in epoch.workers}) == ((4, 4), {10_000_000})
+    assert {each.capacity_version for each in epoch.workers} == {None}, "an estimate names no set"
     assert len(pool.commands) == 1
+
+
+async def test_a_profiled_degree_has_the_capacity_of_its_profile() -> None:
+    pool = Pool()
+    await pool.start(composition=(8,))
+    pool.agent.record([registered("n0")])
+    await pool.live(1)
+    [epoch] = pool.all(EpochCommitted)
+    assert [(each.capacity_us, each.capacity_version) for each in epoch.workers] == [(25_000_000, "p-1")]
 
 
 async def test_a_misfit_is_said_once_and_tried_again_with_the_next_life() -> None:

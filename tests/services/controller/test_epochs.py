@@ -2,6 +2,7 @@
 
 from controller_world import ControllerStory, led
 
+from services.controller.capacity import Capacity
 from services.controller.decider import Incarnation
 from services.controller.epochs import Configured, Wanted, commit, wanted
 from services.controller.saga import Move, plan
@@ -17,8 +18,8 @@ def asked(story: ControllerStory, refused=None) -> list[Wanted]:
     return wanted(story.state, CONFIGURED, refused or {})
 
 
-def capacity_us(degree: int) -> int:
-    return 100 * degree
+def capacity_of(degree: int) -> Capacity:
+    return Capacity(100 * degree, "profiled-1" if degree == 4 else None)
 
 
 def test_a_new_node_gets_epoch_1_and_a_repeated_answer_commits_once() -> None:
@@ -28,7 +29,8 @@ def test_a_new_node_gets_epoch_1_and_a_repeated_answer_commits_once() -> None:
     assert want == Wanted(N0, 1, 1, (1, 1, 2, 4))
     story.tell(*adopted())
     assert asked(story) == [want], "adopted and not committed: the leader may have died between the two"
-    [fact] = commit(story.state, want, capacity_us)
+    [fact] = commit(story.state, want, capacity_of)
+    assert [w.capacity_version for w in fact.workers] == [None, None, None, "profiled-1"]
     assert [(w.worker, w.first_rank, w.degree, w.capacity_us) for w in fact.workers] == [
         ("n0/1/0", 0, 1, 100),
         ("n0/1/1", 1, 1, 100),
@@ -36,7 +38,7 @@ def test_a_new_node_gets_epoch_1_and_a_repeated_answer_commits_once() -> None:
         ("n0/1/4", 4, 4, 400),
     ]
     story.tell(fact)
-    assert commit(story.state, want, capacity_us) == []
+    assert commit(story.state, want, capacity_of) == []
     assert asked(story) == []
     assert all(map(story.state.pool.schedulable, story.state.pool.workers.values()))
 
@@ -64,7 +66,7 @@ def test_a_node_that_booted_an_older_composition_adopts_the_committed_one_again(
     [want] = asked(story)
     assert want == Wanted(N0, 2, 2, (8,))
     story.tell(*adopted("n0", 2, incarnation=2))
-    assert commit(story.state, want, capacity_us) == [], "it is committed"
+    assert commit(story.state, want, capacity_of) == [], "it is committed"
     assert asked(story) == []
 
 
@@ -84,7 +86,7 @@ def test_an_abort_after_the_switch_goes_forward_to_the_old_composition() -> None
     [want] = asked(story)
     assert want == Wanted(N0, 1, 3, (4, 4))
     story.tell(*adopted("n0", 3))
-    [fact] = commit(story.state, want, capacity_us)
+    [fact] = commit(story.state, want, capacity_of)
     story.tell(fact)
     assert asked(story) == []
 
@@ -128,6 +130,6 @@ def test_an_answer_of_a_node_that_has_moved_on_commits_nothing() -> None:
     story.tell(registered())
     [want] = asked(story)
     story.tell(NodeLost(node=N0, incarnation=1, reason="x"))
-    assert commit(story.state, want, capacity_us) == []
+    assert commit(story.state, want, capacity_of) == []
     story.tell(registered(incarnation=2))
-    assert commit(story.state, want, capacity_us) == []
+    assert commit(story.state, want, capacity_of) == []

@@ -5,6 +5,7 @@ from controller_world import SECOND_US, ControllerStory, led
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.controller.capacity import Capacity
 from services.controller.saga import Move, advance, obstacle, orders, plan
 from shared.contracts.commands import Adopt, Drain
 from shared.contracts.events import (
@@ -39,7 +40,7 @@ def planned(story: ControllerStory, move: Move = SPLIT) -> list:
 
 def next_step(story: ControllerStory) -> list:
     saga = story.state.sagas.open.get(N0)
-    return advance(saga, story.state.parameters, lambda degree: degree * 100, story.now_ns) if saga else []
+    return advance(saga, story.state.parameters, lambda degree: Capacity(degree * 100), story.now_ns) if saga else []
 
 
 def order(story: ControllerStory) -> Drain | Adopt | None:

@@ -1,0 +1,105 @@
+"""From an order to profiled capacities: start the engine, ramp the load at each degree, write down what it carried."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from random import Random
+from typing import Literal, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from cli.profiling.load import Request, Shape, requests_for, shapes
+from cli.profiling.node import Node, device, machine, run_on_node
+from cli.profiling.prefills import Prefills
+from cli.profiling.ramp import Goal, Ramp, Trial, ramp
+from cli.trace.rows import Row
+from services.worker.settings import WorkerSettings
+from shared.runtime.clock import SystemClock
+
+CAPACITY_VERSION = 1
+
+
+class Order(NamedTuple):
+    """What `vertumnus capacity` was asked for. A trial lasts as long as `windows` × `window_s` seconds of service take."""
+
+    settings: WorkerSettings
+    degrees: tuple[int, ...]
+    rows: Sequence[Row]
+    source: str
+    """The trace's name, for the record."""
+    goal: Goal
+    window_s: float
+    windows: int
+    seed: int
+
+
+class CapacityEvidence(BaseModel):
+    """How the shares of a set were measured; services pass over it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: Literal["vertumnus-capacity"] = "vertumnus-capacity"
+    version: int = CAPACITY_VERSION
+    made_at: datetime
+    code: str
+    engine: str
+    model: str
+    model_revision: str
+    device: str
+    machine: str
+    coefficients_version: str
+    window_s: float
+    windows: int
+    attainment: float
+    trace: str
+    seed: int
+    prompt_tokens_mean: float
+    hit_rate: float
+    ramps: tuple[Ramp, ...]
+
+
+def measured(order: Order, told: Callable[[int, Trial], None]) -> CapacityEvidence:
+    """`told` hears of each trial. Errors: ValueError for a trace without prompts that fit; EngineError; NotResident."""
+
+    async def work(node: Node) -> CapacityEvidence:
+        limits = node.limits
+        # Half the memory of the smallest worker is the prefix's, and the other half the prompt's that runs.
+        longest = limits.prompt_tokens(min(order.degrees)) // 2
+        known = shapes(order.rows, longest, limits.block_tokens)
+        prefills = Prefills(node.engine, node.vocabulary, np.random.default_rng(order.seed))
+        ramps = []
+        for degree in order.degrees:
+            requests = _requests(order, known, degree)
+            ramps.append(await ramp(prefills, degree, requests, order.goal, node.clock, told))
+        return _evidence(node, order, known, tuple(ramps))
+
+    return run_on_node(order.settings, work)
+
+
+def _requests(order: Order, known: Sequence[Shape], degree: int) -> list[Request]:
+    seconds = order.windows * order.window_s
+    return requests_for(known, order.goal.coefficients, degree, seconds, Random(f"{order.seed} {degree}"))
+
+
+def _evidence(node: Node, order: Order, known: Sequence[Shape], ramps: tuple[Ramp, ...]) -> CapacityEvidence:
+    described = node.engine.describe()
+    tokens = sum(shape.prompt_tokens for shape in known)
+    return CapacityEvidence(
+        made_at=datetime.fromtimestamp(SystemClock().now_ns() // 10**9, UTC),
+        code=version("vertumnus"),
+        engine=described.engine,
+        model=described.model,
+        model_revision=described.model_revision,
+        device=device(order.settings),
+        machine=machine(),
+        coefficients_version=order.goal.coefficients.version,
+        window_s=order.window_s,
+        windows=order.windows,
+        attainment=order.goal.attainment,
+        trace=order.source,
+        seed=order.seed,
+        prompt_tokens_mean=round(tokens / len(known), 1),
+        hit_rate=round(sum(shape.cached_tokens for shape in known) / tokens, 4),
+        ramps=ramps,
+    )
