@@ -6,10 +6,13 @@ A modelled engine runs in virtual time: an hour of modelled prefills takes a mom
 import asyncio
 import os
 import platform
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+import structlog
 
 from cli.profiling.grid import Limits
 from services.worker.engine.protocol import Engine, EngineDescription
@@ -65,7 +68,19 @@ def run_on_node(settings: WorkerSettings, work: Callable[[Node], Coroutine[Any, 
             doing = work(node)
             return await (in_virtual_time(clock, doing) if isinstance(clock, ManualClock) else doing)
 
-    return asyncio.run(whole())
+    with _logs_on_stderr():
+        return asyncio.run(whole())
+
+
+@contextmanager
+def _logs_on_stderr() -> Iterator[None]:
+    """An engine logs what it loads, and standard output is for whoever asked for JSON."""
+    before = structlog.get_config()
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 async def in_virtual_time(clock: ManualClock, work: Awaitable[_T]) -> _T:
