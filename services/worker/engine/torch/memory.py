@@ -1,0 +1,69 @@
+"""What the torch engine's processes need in memory, as a formula. Torch-free; `bench/switching.py` holds it against the kernel.
+
+    node = weights + Σ pools + ranks · (process + rope tables) + Σ steps + Σ decoded sequences
+
+Weights and pools are mapped by every rank and exist once. A switch is in no term: it changes which ranks take a step together.
+"""
+
+from typing import NamedTuple
+
+from services.worker.engine.torch.kv_layout import KvLayout
+from services.worker.engine.torch.model_config import DTYPE_BYTES, ModelConfig
+
+MASK_TILE = 256
+"""Rows of the attention mask (`attention.TILE`)."""
+
+MASK_ELEMENT_BYTES = 3
+"""A mask is made of a boolean and its triangle, and filled in by way of a copy of itself."""
+
+
+class StepBytes(NamedTuple):
+    """What one prefill step of one prompt takes on a rank, at its peak, beside weights, pools and tables."""
+
+    context: int
+    """One layer's keys and values of the cached prefix and the suffix."""
+    exchange: int
+    """What the rank sends to its group, and what it gets from it."""
+    activations: int
+    """Of the tokens that the rank computes."""
+    mask: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def step_bytes(config: ModelConfig, prefix_tokens: int, suffix_tokens: int, degree: int) -> StepBytes:
+    """A rank of a group of `degree` computes its share of `suffix_tokens` behind `prefix_tokens` that are cached."""
+    size = DTYPE_BYTES[config.dtype]
+    token_kv_bytes = 2 * config.kv_heads * config.head_dim * size
+    chunk_tokens = -(-suffix_tokens // (2 * degree))
+    local_tokens = 2 * chunk_tokens
+    keys = prefix_tokens + degree * local_tokens
+    exchanged_tokens = (degree + 1) * local_tokens if degree > 1 else 0
+    return StepBytes(
+        context=keys * token_kv_bytes,
+        exchange=exchanged_tokens * token_kv_bytes,
+        activations=local_tokens * _activations(config) * size,
+        mask=MASK_TILE * (keys + MASK_TILE) * (size + MASK_ELEMENT_BYTES),
+    )
+
+
+def _activations(config: ModelConfig) -> int:
+    """Numbers per token where a layer is widest: the residual and its norm beside the MLP's gate, its activation and up, or
+    beside queries, keys, values and the attention's output."""
+    experts = config.experts.per_token * config.experts.intermediate if config.experts else 0
+    mlp = 3 * max(config.intermediate, experts)
+    attention = 3 * config.q_heads * config.head_dim + 2 * config.kv_heads * config.head_dim
+    return 2 * config.hidden + max(mlp, attention)
+
+
+def rope_bytes(config: ModelConfig, context_tokens: int) -> int:
+    """The cosines and sines of every position."""
+    return 2 * context_tokens * config.head_dim * DTYPE_BYTES[config.dtype]
+
+
+def sequence_bytes(config: ModelConfig, layout: KvLayout, tokens: int) -> int:
+    """A sequence on a decode rank: pages are committed as they are written."""
+    blocks = -(-tokens // layout.block_tokens)
+    return blocks * layout.block_tokens * config.kv_bytes_per_token
