@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from services.cachemgr.trie import Trie
-from shared.contracts.commands import Copy
+from shared.contracts.copy_commands import (
+    Copy,
+)
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
     BlocksStored,

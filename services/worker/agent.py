@@ -9,6 +9,7 @@ from typing import assert_never
 
 import structlog
 
+from services.worker.copying import Copying
 from services.worker.decider import State
 from services.worker.engine.protocol import Engine, EngineError
 from services.worker.incarnation import Incarnation
@@ -21,9 +22,7 @@ from shared.contracts.commands import (
     BadCommand,
     Cancel,
     Command,
-    Copy,
     Drain,
-    Evict,
     NodeLoad,
     Refused,
     Release,
@@ -32,6 +31,12 @@ from shared.contracts.commands import (
     Report,
     decode_command,
     encode_message,
+)
+from shared.contracts.copy_commands import (
+    Copy,
+    Evict,
+    Pin,
+    Unpin,
 )
 from shared.contracts.envelope import Stored
 from shared.contracts.events import EpochAborted, EpochCommitted, NodeDeclaredLost, NodeRegistered, RouterLost
@@ -54,7 +59,7 @@ class NodeAgent:
         self._ports = ports
         self.projection = projection
         self._make_engine = make_engine
-        self._life: tuple[Incarnation, Switching] | None = None
+        self._life: tuple[Incarnation, Switching, Copying] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self._why_not = "the engine is starting"
@@ -135,7 +140,7 @@ class NodeAgent:
         engine = self._make_engine()
         try:
             incarnation = Incarnation(self._ports, engine)
-            self._life = incarnation, Switching(incarnation)
+            self._life = incarnation, Switching(incarnation), Copying(incarnation)
             return (await incarnation.live()).reason
         except (EngineError, TimeoutError) as error:
             self._logger.error("the engine did not start", error=str(error))
@@ -174,7 +179,7 @@ class NodeAgent:
         self._notice_successor(stored)
         if self._life is None or not self._life[0].serving:
             return
-        incarnation, switching = self._life
+        incarnation, switching, _ = self._life
         match stored.data:
             case RouterLost() as lost:
                 incarnation.lose_router(lost.source)
@@ -213,11 +218,9 @@ class NodeAgent:
         return encode_message(reply)
 
     async def _answer(self, command: Command) -> Reply:
-        if isinstance(command, Copy | Evict):
-            return Refused(reason="unsupported", detail=f"{command.kind}: this agent does not move blocks")
         if self._life is None or not self._life[0].serving:
             return self._answer_lifeless(command)
-        incarnation, switching = self._life
+        incarnation, switching, copying = self._life
         match command:
             case Assign():
                 return incarnation.assign(command)
@@ -229,19 +232,27 @@ class NodeAgent:
                 return switching.drain(command)
             case Adopt():
                 return await switching.adopt(command)
+            case Copy():
+                return await copying.copy(command)
+            case Evict():
+                return await copying.evict(command)
+            case Pin():
+                return await copying.pin(command)
+            case Unpin():
+                return copying.unpin(command)
             case Report():
                 return incarnation.report(command)
             case _:
                 assert_never(command)
 
-    def _answer_lifeless(self, command: Assign | Release | Cancel | Drain | Adopt | Report) -> Reply:
+    def _answer_lifeless(self, command: Command) -> Reply:
         """Between two lives nothing is queued and no worker exists."""
         match command:
             case Release():
                 return Released(outcome="unknown")
-            case Cancel():
+            case Cancel() | Unpin():
                 return Accepted()
-            case Assign() | Drain() | Report():
+            case Assign() | Drain() | Copy() | Evict() | Pin() | Report():
                 return Refused(reason="unknown-worker", detail=self._why_lifeless())
             case Adopt():
                 return Refused(reason="busy", detail=self._why_lifeless())

@@ -1,11 +1,15 @@
 """What a node says of its workers' caches: changes, numbered without a gap, and full reports. Pure."""
 
 from collections.abc import Sequence
+from typing import Literal
 
+from services.worker.engine.copy_plan import Copied
 from services.worker.engine.protocol import Resident, Stored
 from shared.contracts.envelope import EventData
 from shared.contracts.events import BlockRun, BlocksEvicted, BlocksStored, CacheReported
 from shared.contracts.ids import BlockId, RequestId, WorkerId
+
+CopyCause = Literal["replication", "reconciliation", "fetch"]
 
 EVENT_BLOCKS_MAX = 30_000
 """Block ids in one event: 640 KB as base64, well below what an event may have."""
@@ -19,19 +23,13 @@ def changes(
     worker: WorkerId, incarnation: int, number: int, evicted: Sequence[BlockId], request: RequestId, stored: Stored
 ) -> list[EventData]:
     """A prefill's changes, numbered from `number` + 1: what had to go first, then what came."""
-    events: list[EventData] = []
-    for first in range(0, len(evicted), EVENT_BLOCKS_MAX):
-        number += 1
-        block_ids = b"".join(evicted[first : first + EVENT_BLOCKS_MAX])
-        events.append(
-            BlocksEvicted(worker=worker, incarnation=incarnation, number=number, cause="pressure", block_ids=block_ids)
-        )
+    events = evictions(worker, incarnation, number, evicted, "pressure")
     if stored.blocks:
         events.append(
             BlocksStored(
                 worker=worker,
                 incarnation=incarnation,
-                number=number + 1,
+                number=number + len(events) + 1,
                 cause="prefill",
                 request=request,
                 first_depth=stored.first_depth,
@@ -39,6 +37,37 @@ def changes(
             )
         )
     return events
+
+
+def copied(worker: WorkerId, incarnation: int, number: int, cause: CopyCause, copy: Copied) -> list[EventData]:
+    """A copy's changes, numbered from `number` + 1: what had to go first, then what came."""
+    events = evictions(worker, incarnation, number, copy.evicted, "pressure")
+    if copy.blocks:
+        events.append(
+            BlocksStored(
+                worker=worker,
+                incarnation=incarnation,
+                number=number + len(events) + 1,
+                cause=cause,
+                first_depth=copy.first_depth,
+                blocks=len(copy.blocks),
+                runs=(BlockRun(parent=copy.parent, block_ids=b"".join(copy.blocks)),),
+            )
+        )
+    return events
+
+
+def evictions(
+    worker: WorkerId, incarnation: int, number: int, evicted: Sequence[BlockId], cause: Literal["pressure", "reclaim"]
+) -> list[EventData]:
+    """Blocks that left, children before parents, numbered from `number` + 1."""
+    pieces = [evicted[first : first + EVENT_BLOCKS_MAX] for first in range(0, len(evicted), EVENT_BLOCKS_MAX)]
+    return [
+        BlocksEvicted(
+            worker=worker, incarnation=incarnation, number=number + count, cause=cause, block_ids=b"".join(piece)
+        )
+        for count, piece in enumerate(pieces, 1)
+    ]
 
 
 def report(worker: WorkerId, incarnation: int, number: int, resident: Resident) -> list[EventData]:

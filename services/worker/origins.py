@@ -1,4 +1,5 @@
-"""What a node's facts belong to, in the log: a request and the decision behind its assignment, or an epoch of the node."""
+"""What a node's facts belong to, in the log: a request and the decision behind its assignment, an operation that was ordered,
+or an epoch of the node."""
 
 from services.worker.job import Job
 from shared.contracts.ids import NodeId
@@ -8,6 +9,11 @@ from shared.runtime.appending import Origin
 def of_job(job: Job) -> Origin:
     """What comes of an assignment."""
     return Origin(job.assign.request, job.assign.decision, job.assign.traceparent)
+
+
+def of_operation(operation: str) -> Origin:
+    """What comes of a copy or an eviction that somebody ordered."""
+    return Origin(correlation=operation)
 
 
 def of_epoch(node: NodeId, epoch: int) -> Origin:

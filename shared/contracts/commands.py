@@ -7,11 +7,12 @@ repeated copy does no harm. Tokens travel as the claim check's u32 little-endian
 from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
+from shared.contracts.copy_commands import Copied, Copy, Evict, Evicted, Pin, Pinned, Unpin
 from shared.contracts.events import Finish
-from shared.contracts.geometry import RANKS_MAX
 from shared.contracts.ids import NodeId, RequestId, RouterId, Source, WorkerId
+from shared.contracts.message import Attempt, Message, Number, SomeWorkers, Text, TokenId
 
 TOKEN_BYTES = 4
 """A token in a claim reply: u32, little-endian."""
@@ -20,22 +21,6 @@ CLAIM_FRAME_BYTES = 256 * 1024
 """The largest piece of a prompt in one claim reply: 65,536 tokens."""
 
 STOP_TOKENS_MAX = 256
-TEXT_CHARS_MAX = 256
-
-Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
-"""Most of these end up in an event, and no event takes more than 64 bits."""
-
-Attempt = Annotated[int, Field(ge=1, le=2**31 - 1)]
-TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
-Text = Annotated[str, Field(max_length=TEXT_CHARS_MAX)]
-SomeWorkers = Annotated[tuple[WorkerId, ...], Field(max_length=RANKS_MAX)]
-"""Of one node, which has no more workers than ranks: each named one may cost a full report."""
-
-
-class Message(BaseModel):
-    """Base of everything that travels unlogged. Unknown fields are ignored: services of two versions may talk."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_bytes="base64", val_json_bytes="base64")
 
 
 class SamplingSpec(Message):
@@ -106,29 +91,6 @@ class Adopt(Message):
     composition: tuple[int, ...]
 
 
-class Copy(Message):
-    """Read a prefix's missing blocks from another worker."""
-
-    kind: Literal["copy"] = "copy"
-    term: Number
-    operation: Text
-    source: WorkerId
-    destination: WorkerId
-    parent: bytes | None = None
-    block_ids: bytes
-    deadline_us: Number
-
-
-class Evict(Message):
-    """Remove a replica: leaf first, never a pinned block, never one with retained descendants."""
-
-    kind: Literal["evict"] = "evict"
-    term: Number
-    operation: Text
-    worker: WorkerId
-    block_ids: bytes
-
-
 class Report(Message):
     """Publish `cache-reported` for these workers, or for all."""
 
@@ -137,7 +99,7 @@ class Report(Message):
 
 
 Command = Annotated[
-    Assign | Release | Cancel | Drain | Adopt | Copy | Evict | Report,
+    Assign | Release | Cancel | Drain | Adopt | Copy | Evict | Pin | Unpin | Report,
     Field(discriminator="kind"),
 ]
 _COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
@@ -177,7 +139,7 @@ class Released(Message):
     outcome: Literal["released", "started", "unknown"]
 
 
-Reply = Annotated[Accepted | Refused | Released, Field(discriminator="kind")]
+Reply = Annotated[Accepted | Refused | Released | Copied | Evicted | Pinned, Field(discriminator="kind")]
 _REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)
 
 

@@ -6,7 +6,9 @@ from cache_world import CacheStory, block, chain
 from services.cachemgr.decider import reconcile_placements
 from services.cachemgr.reconciliation import runs_of
 from services.cachemgr.replication import COPY_S_MAX, Wish, order, request, settle
-from shared.contracts.commands import Copy
+from shared.contracts.copy_commands import (
+    Copy,
+)
 from shared.contracts.events import (
     BlockRun,
     BlocksStored,

@@ -14,10 +14,20 @@ import httpx
 
 from cli.embedded.loopback import free_port
 from shared.contracts.codec import decode
-from shared.contracts.commands import Adopt, Claim, Message, Reply, TokenFrame, decode_reply, encode_message
+from shared.contracts.commands import (
+    Adopt,
+    Claim,
+    Reply,
+    TokenFrame,
+    decode_reply,
+    encode_message,
+)
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import NodeRegistered
 from shared.contracts.ids import NodeId, RequestId, RouterId
+from shared.contracts.message import (
+    Message,
+)
 from shared.model.blocks import Tokens
 from shared.model.lattice import Composition
 from shared.runtime.appending import NO_ORIGIN

@@ -21,7 +21,6 @@ from shared.contracts.commands import (
     Adopt,
     Assign,
     Claim,
-    Message,
     Reply,
     SamplingSpec,
     TokenFrame,
@@ -31,6 +30,9 @@ from shared.contracts.commands import (
 from shared.contracts.envelope import Channel, Envelope, EventData, Stored
 from shared.contracts.events import CommittedWorker, EpochCommitted, RequestReceived
 from shared.contracts.ids import NodeId, RequestId, RouterId, Source, TenantId, WorkerId, decode_worker_id, worker_id
+from shared.contracts.message import (
+    Message,
+)
 from shared.contracts.subjects import Subjects
 from shared.model import pool as pool_model
 from shared.model.blocks import Tokens, block_chain

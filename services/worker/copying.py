@@ -1,0 +1,295 @@
+"""Blocks that come from other workers, are lent to other nodes, or are to go: what `copy`, `evict`, `pin` and `unpin` do.
+
+    copy     ask each source's node to pin · make the plan · the engine copies · `blocks-stored` · let the pins go
+    pin      lend what the node has for `COPY_LEASE_S`, even if the reader is never heard of again
+    evict    the engine removes what may go · `blocks-evicted`
+
+1.  A copy or an eviction is done once per operation: a repetition waits for the first and gets its answer, until
+    `ANSWERS_MAX` others have been answered since.
+2.  What is told is what the engine has done, in the order in which it was done; a copy that was overtaken by a switch tells
+    nothing, because nothing of it is left.
+3.  A copy ends within a lease, so nobody reads what is lent no longer; if somebody did, generations would tell.
+"""
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import structlog
+
+from services.worker import cache_events
+from services.worker.engine.copy_plan import COPY_BLOCKS_MAX, CopyPlan, Source
+from services.worker.engine.protocol import Busy, EngineDied, EngineError, OutOfBlocks, StaleEpoch
+from services.worker.engine.slot_ref import SlotRef
+from services.worker.incarnation import Incarnation
+from services.worker.origins import of_operation
+from shared.contracts.commands import (
+    Accepted,
+    Refused,
+    Reply,
+    decode_reply,
+    encode_message,
+)
+from shared.contracts.copy_commands import (
+    Copied,
+    Copy,
+    Evict,
+    Evicted,
+    Pin,
+    Pinned,
+    PinnedSlot,
+    Unpin,
+)
+from shared.contracts.ids import BLOCK_ID_BYTES, BlockId, NodeId, WorkerId, node_of, unpack_block_ids
+from shared.model.cost import US_PER_S
+from shared.model.lattice import Group
+from shared.runtime.ports import NoReply, Unavailable
+
+COPY_LEASE_S = 30.0
+"""How long blocks stay pinned for a reader that does not say that it is done, and the longest that a copy may take."""
+
+LEASES_MAX = 64
+"""Leases that a node has given at a time; each may pin a whole prompt."""
+
+COPIES_MAX = 8
+"""Copies that a node takes in at a time. Two share a link as well as eight do."""
+
+PIN_LIMIT_S = 2.0
+ANSWERS_MAX = 1_000
+
+
+class Copying:
+    """One per incarnation."""
+
+    def __init__(self, incarnation: Incarnation) -> None:
+        self._incarnation = incarnation
+        self._ports, self._state, self._engine = incarnation.ports, incarnation.state, incarnation.engine
+        self._answers: OrderedDict[str, asyncio.Future[Reply]] = OrderedDict()
+        self._leases: dict[str, asyncio.Task[None]] = {}
+        self._copies = 0
+        self._logger = structlog.get_logger(component="copying", node=self._ports.node)
+
+    # --- orders of the cache manager
+
+    async def copy(self, command: Copy) -> Reply:
+        """See `Copy`."""
+        return await self._once(command, lambda blocks: self._copy(command, blocks))
+
+    async def evict(self, command: Evict) -> Reply:
+        """See `Evict`."""
+        return await self._once(command, lambda blocks: self._evict(command, blocks))
+
+    async def _once(
+        self, command: Copy | Evict, work: Callable[[Sequence[BlockId]], Coroutine[Any, Any, Reply]]
+    ) -> Reply:
+        known = self._answers.get(command.operation)
+        if known is None:
+            worker = command.destination if isinstance(command, Copy) else command.worker
+            if (refusal := self._refusal(command.term, worker)) is not None:
+                return refusal
+            blocks = _block_ids(command.block_ids)
+            if isinstance(blocks, Refused):
+                return blocks
+            self._state.term = command.term
+            known = self._answers[command.operation] = asyncio.ensure_future(work(blocks))
+            if len(self._answers) > ANSWERS_MAX:
+                self._answers.popitem(last=False)
+        reply = await asyncio.shield(known)
+        if isinstance(reply, Refused):
+            self._answers.pop(command.operation, None)  # nothing was done, so it may be asked for again
+        return reply
+
+    def _refusal(self, term: int, worker: WorkerId) -> Refused | None:
+        if term < self._state.term:
+            return Refused(reason="stale-term", detail=f"term: {term} is below {self._state.term}")
+        if worker not in self._served():
+            ours = node_of(worker) == self._ports.node and bool(self._state.served.epoch)
+            reason = "stale-epoch" if ours else "unknown-worker"
+            return Refused(reason=reason, detail=f"{worker} is none of {list(self._served())}")
+        return None
+
+    async def _copy(self, command: Copy, blocks: Sequence[BlockId]) -> Reply:
+        if self._copies >= COPIES_MAX or not self._ports.outbox.ready:
+            return Refused(reason="busy", detail=f"{self._copies} copies run, of at most {COPIES_MAX}")
+        if command.parent is not None and len(command.parent) != BLOCK_ID_BYTES:
+            return Refused(
+                reason="bad-command", detail=f"parent: {len(command.parent)} bytes; an id has {BLOCK_ID_BYTES}"
+            )
+        group = self._served().get(command.destination)
+        if group is None:
+            return Refused(reason="stale-epoch", detail=f"{command.destination}: the geometry has changed")
+        self._copies += 1
+        nodes = tuple(dict.fromkeys(map(node_of, (command.source, *command.more_sources))))
+        epoch, limit_s = self._state.served.epoch, min(command.deadline_us / US_PER_S, COPY_LEASE_S)
+        try:
+            sources, access = await self._gather(command.operation, nodes, blocks)
+            if not sources or limit_s <= 0:
+                return Copied(blocks=0, bytes=0, copy_us=0, failure="no-source" if limit_s > 0 else "time-limit")
+            plan = CopyPlan(
+                operation=command.operation,
+                epoch=epoch,
+                group=group,
+                parent=None if command.parent is None else BlockId(command.parent),
+                blocks=tuple(blocks[: len(sources)]),
+                sources=sources,
+                limit_s=limit_s,
+                access=access,
+            )
+            return await self._carry_out(command, plan, whole=len(sources) == len(blocks))
+        except EngineDied as error:
+            return Refused(reason="engine", detail=str(error))
+        finally:
+            self._copies -= 1
+            await self._let_go(command.operation, nodes)
+
+    async def _carry_out(self, command: Copy, plan: CopyPlan, *, whole: bool) -> Reply:
+        try:
+            copy = await self._engine.copy_blocks(plan)
+        except OutOfBlocks as error:
+            return Refused(reason="full", detail=str(error))
+        except Busy as error:
+            return Refused(reason="busy", detail=str(error))
+        except StaleEpoch as error:
+            return Refused(reason="stale-epoch", detail=str(error))
+        except EngineDied:
+            raise
+        except EngineError as error:
+            return Refused(reason="bad-command", detail=str(error))
+        if not self._incarnation.serving or self._state.served.epoch != plan.epoch:
+            return Refused(reason="stale-epoch", detail=f"epoch {plan.epoch}: was left during the copy")
+        number = self._state.numbers.get(command.destination, 0)
+        facts = cache_events.copied(command.destination, self._state.incarnation, number, command.cause, copy)
+        self._ports.outbox.record(facts, of_operation(command.operation))
+        failure = copy.failure or (None if whole else "no-source")
+        self._logger.info("copied", operation=command.operation, blocks=len(copy.blocks), failure=failure)
+        return Copied(
+            blocks=len(copy.blocks),
+            bytes=copy.bytes,
+            copy_us=round(copy.seconds * US_PER_S),
+            failure=failure,
+            detail=copy.detail,
+        )
+
+    async def _evict(self, command: Evict, blocks: Sequence[BlockId]) -> Reply:
+        if not self._ports.outbox.ready:
+            return Refused(reason="busy", detail="the log does not acknowledge events")
+        group = self._served().get(command.worker)
+        if group is None:
+            return Refused(reason="stale-epoch", detail=f"{command.worker}: the geometry has changed")
+        try:
+            gone = self._engine.evict(group, blocks)
+        except EngineError as error:
+            return Refused(reason="engine", detail=str(error))
+        number = self._state.numbers.get(command.worker, 0)
+        facts = cache_events.evictions(command.worker, self._state.incarnation, number, gone.freed, "reclaim")
+        self._ports.outbox.record(facts, of_operation(command.operation))
+        return Evicted(block_ids=b"".join(gone.freed), kept=dict(Counter(reason for _, reason in gone.kept)))
+
+    # --- what others lend
+
+    async def _gather(
+        self, operation: str, nodes: Sequence[NodeId], blocks: Sequence[BlockId]
+    ) -> tuple[tuple[Source, ...], dict[NodeId, bytes]]:
+        """A source for each leading block that somebody has, pinned, and how the nodes among them are reached."""
+        found: dict[BlockId, Source] = {}
+        access: dict[NodeId, bytes] = {}
+        for node in nodes:
+            missing = [block for block in blocks if block not in found]
+            if missing and (pinned := await self._pinned(operation, node, missing)) is not None:
+                sources, access[node] = pinned
+                found.update((block, each) for block, each in zip(missing, sources, strict=True) if each is not None)
+        access.pop(self._ports.node, None)
+        leading = next((depth for depth, block in enumerate(blocks) if block not in found), len(blocks))
+        return tuple(found[block] for block in blocks[:leading]), access
+
+    async def _pinned(
+        self, operation: str, node: NodeId, blocks: Sequence[BlockId]
+    ) -> tuple[tuple[Source | None, ...], bytes] | None:
+        if node == self._ports.node:
+            here = await self._engine.pin(operation, blocks)
+            return here.sources, here.access
+        command = Pin(reader=self._ports.node, operation=operation, block_ids=b"".join(blocks))
+        reply = await self._ask(node, command)
+        if not isinstance(reply, Pinned) or len(reply.slots) != len(blocks):
+            self._logger.warning("source not pinned", operation=operation, source=node, reply=str(reply)[:200])
+            return None
+        sources = (
+            None if slot is None else Source(SlotRef(slot.rank, slot.index, slot.generation), node, slot.checksum)
+            for slot in reply.slots
+        )
+        return tuple(sources), reply.access
+
+    async def _let_go(self, operation: str, nodes: Sequence[NodeId]) -> None:
+        for node in nodes:
+            if node == self._ports.node:
+                self._engine.unpin(operation)
+            else:
+                await self._ask(node, Unpin(reader=self._ports.node, operation=operation))
+
+    async def _ask(self, node: NodeId, command: Pin | Unpin) -> Reply | None:
+        """None if the node does not answer: what it has pinned, its lease ends."""
+        try:
+            raw = await self._ports.bus.request(self._ports.subjects.agent(node), encode_message(command), PIN_LIMIT_S)
+        except (NoReply, Unavailable) as error:
+            self._logger.warning("source not reachable", source=node, asked=command.kind, error=str(error))
+            return None
+        return decode_reply(raw)
+
+    # --- what is lent to others
+
+    async def pin(self, command: Pin) -> Reply:
+        """See `Pin`."""
+        lease = f"{command.reader}/{command.operation}"
+        blocks = _block_ids(command.block_ids)
+        if isinstance(blocks, Refused):
+            return blocks
+        if lease not in self._leases and len(self._leases) >= LEASES_MAX:
+            return Refused(reason="full", detail=f"{LEASES_MAX} leases are open")
+        if lease not in self._leases:
+            self._leases[lease] = self._incarnation.spawn(self._end_lease_in_time(lease), f"lease {lease}")
+        try:
+            lent = await self._engine.pin(lease, blocks)
+        except EngineError as error:
+            return Refused(reason="engine", detail=str(error))
+        slots = tuple(
+            None
+            if each is None
+            else PinnedSlot(
+                rank=each.slot.rank, index=each.slot.index, generation=each.slot.generation, checksum=each.checksum
+            )
+            for each in lent.sources
+        )
+        return Pinned(slots=slots, access=lent.access)
+
+    def unpin(self, command: Unpin) -> Accepted:
+        """See `Unpin`."""
+        lease = f"{command.reader}/{command.operation}"
+        if lease in self._leases:
+            self._leases[lease].cancel()
+            self._end_lease(lease)
+        return Accepted()
+
+    async def _end_lease_in_time(self, lease: str) -> None:
+        await self._ports.clock.sleep(COPY_LEASE_S)
+        self._logger.warning("lease ran out", lease=lease)
+        self._end_lease(lease)
+
+    def _end_lease(self, lease: str) -> None:
+        del self._leases[lease]
+        self._engine.unpin(lease)
+
+    def _served(self) -> dict[WorkerId, Group]:
+        return self._state.served.workers(self._ports.node)
+
+
+def _block_ids(packed: bytes) -> Sequence[BlockId] | Refused:
+    try:
+        blocks = unpack_block_ids(packed)
+    except ValueError as error:
+        return Refused(reason="bad-command", detail=str(error))
+    if not 1 <= len(blocks) <= COPY_BLOCKS_MAX:
+        return Refused(
+            reason="bad-command", detail=f"block_ids: {len(blocks)} ids; a command has 1 to {COPY_BLOCKS_MAX}"
+        )
+    return blocks
