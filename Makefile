@@ -25,7 +25,7 @@ narrated = set -o pipefail; { $(2); } 2>&1 | tee $(1) | { if [ -t 1 ]; then \
   while IFS= read -r line; do printf '\e[K  %.76s\r' "$$line"; done; printf '\e[K'; else cat > /dev/null; fi; } \
   || { tail -n 20 $(1) >&2; exit 1; }
 
-.PHONY: help install model demo up test lint types layers unit constraints docs clean
+.PHONY: help install model demo up profile test lint types layers unit constraints docs clean
 
 help: ## Print the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,11 @@ demo: model ## Show the system at work, then what it gains at scale (TRACE=FILE 
 
 up: model ## Run the real system on this machine until Ctrl-C
 	$(BIN)/vertumnus up
+
+profile: model ## Measure this machine and fit the cost model to it (some four minutes; leave the machine alone)
+	mkdir -p $(DATA)/profile
+	$(BIN)/vertumnus profile -o $(DATA)/profile/profile.json
+	$(BIN)/vertumnus fit $(DATA)/profile/profile.json -o $(DATA)/profile/coefficients.json --plot $(DATA)/profile/fit.svg
 
 test: lint types layers unit ## Everything that CI runs
 
