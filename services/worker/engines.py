@@ -39,6 +39,8 @@ def engines(settings: WorkerSettings, clock: Clock) -> Iterator[MakeEngine]:
         block_tokens=settings.block_tokens,
         blocks_per_rank=settings.blocks,
         context_tokens_max=settings.context_tokens,
+        copy_bytes_per_s=settings.copy_bytes_per_s,
+        copy_checksums=settings.copy_checksums,
     )
     zygote = Zygote()
     try:

@@ -48,6 +48,13 @@ class WorkerSettings(ServiceSettings):
     )
     stop_s_max: float = Field(default=8.0, ge=0, le=25, description="what SIGTERM leaves running steps and streams")
 
+    copy_bytes_per_s: float = Field(
+        default=4e9, ge=1e6, le=1e13, description="what copies from other workers may take, all together (torch)"
+    )
+    copy_checksums: bool = Field(
+        default=False, description="lend blocks with a checksum that the reader compares (torch)"
+    )
+
     modelled_vocabulary: int = Field(default=49_152, ge=2_000, le=2**31, description="generated ids stay below this")
     speedup: float = Field(default=1.0, gt=0, le=1_000, description="modelled time is divided by it")
     noise_sd: float = Field(default=0.0, ge=0, le=1, description="of a step's time, relative")
