@@ -33,6 +33,7 @@ from services.worker.engine.torch.decode_side import DecodeSide
 from services.worker.engine.torch.kv_layout import KvLayout
 from services.worker.engine.torch.messages import Part, Prefill, Prefilled
 from services.worker.engine.torch.model_config import read_config
+from services.worker.engine.torch.movement import moves_queries
 from services.worker.engine.torch.ranks import Ranks
 from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.switch import Switch
@@ -60,7 +61,7 @@ class TorchEngine:
         self._description = describe(settings, self._config)
         self._pool = KvPool(settings.prefill_ranks, settings.blocks_per_rank, settings.block_tokens)
         self._numbers = count(1)
-        layout = KvLayout.of(self._config, settings.block_tokens, settings.blocks_per_rank)
+        layout = self._layout = KvLayout.of(self._config, settings.block_tokens, settings.blocks_per_rank)
         context_tokens = min(settings.context_tokens_max, self._config.positions_max)
         self._ranks = Ranks(settings, layout, context_tokens, self._numbers, self._on_loss)
         self._switch = Switch(self._ranks, self._pool, self._numbers, settings.switch_timeout_s)
@@ -164,22 +165,29 @@ class TorchEngine:
 
     async def _compute(self, group: Group, items: Sequence[Reserved]) -> dict[int, Token]:
         """The first token of each item that ends its prompt, by its place in the step."""
-        command = Prefill(next(self._numbers), self._switch.epoch, tuple(map(self._part, items)))
+        command = Prefill(
+            next(self._numbers), self._switch.epoch, tuple(self._part(group.degree, reserved) for reserved in items)
+        )
         replies = await asyncio.gather(*(self._ranks.prefill[rank].ask(command) for rank in group.ranks))
         chosen = [pair for reply in replies if isinstance(reply, Prefilled) for pair in reply.tokens]
         ending = [number for number, reserved in enumerate(items) if reserved.ends_prompt]
         assert sorted(number for number, _ in chosen) == ending, "one rank chooses each first token"
         return dict(chosen)
 
-    def _part(self, reserved: Reserved) -> Part:
+    def _part(self, degree: int, reserved: Reserved) -> Part:
         item, reservation = reserved.item, reserved.reservation
         blocks = -(-reserved.end_tokens // self._settings.block_tokens)
+        tokens = tuple(item.tokens[reserved.cached_tokens : reserved.end_tokens].tolist())
+        cost = self._settings.collective_byte_cost
         return Part(
-            tokens=tuple(item.tokens[reserved.cached_tokens : reserved.end_tokens].tolist()),
+            tokens=tokens,
             slots=reservation.slots[:blocks],
             reused_blocks=reservation.reused_blocks,
             held_blocks=reservation.held_blocks,
             sampling=item.sampling if reserved.ends_prompt else None,
+            moves_queries=moves_queries(
+                self._layout, self._config.q_heads, degree, reserved.cached_tokens, len(tokens), cost
+            ),
         )
 
     def cached_blocks(self, group: Group, chain: Sequence[BlockId]) -> int:

@@ -5,6 +5,7 @@ NCCL or gloo is decided here and nowhere else. On CPU it is gloo, over the loopb
 
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -37,3 +38,9 @@ class Groups:
         gathered = local.new_empty((group.degree * local.shape[0], *local.shape[1:]))
         dist.all_gather_single(gathered, local.contiguous(), group=self._groups[group])
         return gathered.view(group.degree, *local.shape)
+
+    def exchange(self, group: Group, for_ranks: Tensor) -> Tensor:
+        """Row r of `for_ranks` goes to rank r of the group; row r of the result came from it. Shapes as in `all_gather`."""
+        received = torch.empty_like(for_ranks)
+        dist.all_to_all_single(received, for_ranks.contiguous(), group=self._groups[group])
+        return received

@@ -67,13 +67,15 @@ class Abort:
 @dataclass(frozen=True, slots=True)
 class Part:
     """One request of a prefill step. `tokens` is the uncached suffix, as far as this step computes it; `slots` has one entry
-    per block of the prompt up to there (see `kv_pool.Reservation`). `sampling` is None if no token is to be chosen yet."""
+    per block of the prompt up to there (see `kv_pool.Reservation`). `sampling` is None if no token is to be chosen yet.
+    `moves_queries` says how the ranks attend to the reused blocks (see `movement`)."""
 
     tokens: tuple[int, ...]
     slots: tuple[SlotRef, ...]
     reused_blocks: int
     held_blocks: int
     sampling: Sampling | None
+    moves_queries: bool
 
 
 @dataclass(frozen=True, slots=True)

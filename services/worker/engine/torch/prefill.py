@@ -7,7 +7,8 @@ together and through one all-gather; attention takes each request by itself. The
 chooses its first token.
 
 The cached prefix is read from the pools of the ranks that hold it, layer by layer, so a rank needs memory for one layer's
-context only. Shapes as in `kv_memory`.
+context only. Where that moves more bytes than the queries have (`movement`), each rank attends the queries of all ranks to
+the part of the prefix in its own pool, and the partial results go back to be merged. Shapes as in `kv_memory`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from services.worker.engine.protocol import Token
-from services.worker.engine.torch.attention import CausalMask, attend_causally
+from services.worker.engine.torch.attention import CausalMask, attend_causally, attend_partially, merge
 from services.worker.engine.torch.groups import Groups
 from services.worker.engine.torch.kv_memory import KvMemory, plan_of
 from services.worker.engine.torch.messages import Part, Prefill
@@ -61,29 +62,37 @@ class _LocalPart:
 
     def __init__(self, number: int, part: Part, cut: Share, degree: int, rank: int, memory: KvMemory) -> None:
         self.number, self.cut, self.tokens = number, cut, cut.tokens
-        self._memory, self._sampling = memory, part.sampling
+        self._memory, self._sampling, self.moves_queries = memory, part.sampling, part.moves_queries
         layout, slots = memory.layout, list(enumerate(part.slots))
-        self._prefix_tokens = part.reused_blocks * layout.block_tokens
-        self.end = self._prefix_tokens + len(part.tokens)
+        prefix_tokens = part.reused_blocks * layout.block_tokens
+        self.end = prefix_tokens + len(part.tokens)
         self.chooses = part.sampling is not None and cut.last_token == len(part.tokens) - 1
         self.tokens_T = torch.tensor([token for start, end in cut.spans for token in part.tokens[start:end]])
-        self.positions_T = torch.cat([torch.arange(start, end) for start, end in cut.spans]) + self._prefix_tokens
-        self._prefix = plan_of(slots[: part.reused_blocks])
+        self.positions_T = torch.cat([torch.arange(start, end) for start, end in cut.spans]) + prefix_tokens
+        prefix = slots[: part.reused_blocks]
+        if part.moves_queries:  # every query sees all of it, so its order does not matter
+            prefix = list(enumerate(ref for _, ref in prefix if ref.rank == rank))
+        self._prefix = plan_of(prefix)
+        # The context has the suffix alone if queries move: nothing is written before the reused blocks.
+        first_block = part.reused_blocks if part.moves_queries else 0
+        self._before_tokens = prefix_tokens - first_block * layout.block_tokens
         # A rank writes its own blocks, and everybody's when it is the only one that computes.
         self._written = plan_of(
-            (depth, ref) for depth, ref in slots[part.held_blocks :] if cut.alone or ref.rank == rank
+            (depth - first_block, ref) for depth, ref in slots[part.held_blocks :] if cut.alone or ref.rank == rank
         )
         memory.check(self._prefix)
         memory.begin_write(self._written)
         # Zeroed, because a partial last block is written whole and equal prompts leave equal bytes.
         suffix_tokens = len(part.tokens) if cut.alone else 2 * degree * cut.chunk_tokens
-        context_tokens = max(self._prefix_tokens + suffix_tokens, len(slots) * layout.block_tokens)
+        context_tokens = max(self._before_tokens + suffix_tokens, (len(slots) - first_block) * layout.block_tokens)
         shape = (2, context_tokens, layout.kv_heads, layout.head_dim)
         self._context_2SGD = torch.zeros(shape, dtype=DTYPES[layout.dtype])
-        self.suffix_2SGD = self._context_2SGD[:, self._prefix_tokens :]
+        self.suffix_2SGD = self._context_2SGD[:, self._before_tokens :]
+        own_shape = (2, len(prefix) * layout.block_tokens, layout.kv_heads, layout.head_dim)
+        self.prefix_2SGD = self._context_2SGD.new_empty(own_shape) if part.moves_queries else self._context_2SGD
 
     def read(self, layer: int) -> None:
-        self._memory.read_layer(self._prefix, layer, self._context_2SGD)
+        self._memory.read_layer(self._prefix, layer, self.prefix_2SGD)
 
     def write(self, layer: int) -> None:
         self._memory.write_layer(self._written, layer, self._context_2SGD)
@@ -91,10 +100,19 @@ class _LocalPart:
     def attend(self, q_THD: Tensor, mask: CausalMask) -> Tensor:
         outputs, local = [], 0
         for start, end in self.cut.spans:
-            keys_SGD, values_SGD = self._context_2SGD[:, : self._prefix_tokens + end]
+            keys_SGD, values_SGD = self._context_2SGD[:, : self._before_tokens + end]
             outputs.append(attend_causally(q_THD[local : local + end - start], keys_SGD, values_SGD, mask))
             local += end - start
         return torch.cat(outputs)
+
+    def attend_suffix(self, q_THD: Tensor, mask: CausalMask) -> tuple[Tensor, Tensor]:
+        """Partial output and log-sum-exp over the suffix alone, where queries move."""
+        parts, local = [], 0
+        for start, end in self.cut.spans:
+            keys_SGD, values_SGD = self.suffix_2SGD[:, :end]
+            parts.append(attend_partially(q_THD[local : local + end - start], keys_SGD, values_SGD, mask))
+            local += end - start
+        return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
 
     def finish(self) -> None:
         """Publish what was written, and make sure that the prefix was what the command meant to the end."""
@@ -126,7 +144,22 @@ class _Attention:
         for part in self._parts:
             part.write(layer)
         queries = torch.split(q_THD, self._lengths)
-        return torch.cat([part.attend(q, self._mask) for part, q in zip(self._parts, queries, strict=True)])
+        return torch.cat([self._attend(part, q) for part, q in zip(self._parts, queries, strict=True)])
+
+    def _attend(self, part: _LocalPart, q_THD: Tensor) -> Tensor:
+        return self._move_queries(part, q_THD) if part.moves_queries else part.attend(q_THD, self._mask)
+
+    def _move_queries(self, part: _LocalPart, q_THD: Tensor) -> Tensor:
+        """Everybody's queries to this rank's part of the prefix, the partial results back, and the suffix here."""
+        padded_THD = q_THD.new_zeros((2 * part.cut.chunk_tokens, *q_THD.shape[1:]))
+        padded_THD[: part.tokens] = q_THD
+        q_RTHD = self._groups.all_gather(self._group, padded_THD)
+        keys_SGD, values_SGD = part.prefix_2SGD
+        out_THD, lse_TH = attend_partially(q_RTHD.flatten(0, 1), keys_SGD, values_SGD, None)
+        outs_RTHD = self._groups.exchange(self._group, out_THD.view_as(q_RTHD))[:, : part.tokens]
+        lses_RTH = self._groups.exchange(self._group, lse_TH.view(q_RTHD.shape[:3]))[:, : part.tokens]
+        own_THD, own_TH = part.attend_suffix(q_THD, self._mask)
+        return merge(torch.cat((outs_RTHD, own_THD[None])), torch.cat((lses_RTH, own_TH[None])))
 
     def _exchange(self, kvs: Sequence[Tensor]) -> None:
         """Bring the whole suffix of every part that was cut into its context, in the order of the sequence."""

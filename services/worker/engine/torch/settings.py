@@ -43,6 +43,10 @@ class TorchSettings:
     copy_bytes_per_s: float = 4e9
     """What copies from other workers may take of memory and links, all of them together; the steps that run beside them read
     several times as much."""
+    collective_byte_cost: float = 100.0
+    """What a byte in a collective costs, in bytes read from another rank's pool: decides whether keys or queries move
+    (see `movement`). 0 always moves queries where that is possible. With gloo and pools in shared memory, moving keys was
+    still the faster at 85 to 1 (`bench.prefill`); 1 where both take the same links."""
     copy_checksums: bool = False
     """Whether lent blocks come with a checksum: it finds what a link has changed, and costs a pass over every block on both
     sides. Generations are compared in any case."""
@@ -61,6 +65,7 @@ class TorchSettings:
             "token_timeout_s": (0.1, 3600),
             "start_timeout_s": (1, 3600),
             "copy_bytes_per_s": (1e6, 1e13),
+            "collective_byte_cost": (0, 1e6),
         }
         for name, (low, high) in limits.items():
             value = getattr(self, name)

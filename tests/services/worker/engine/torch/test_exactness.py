@@ -82,14 +82,14 @@ def prompt(length: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, length).astype(np.uint32)
 
 
-Probing = Callable[[Path], AbstractAsyncContextManager[Prober]]
+Probing = Callable[..., AbstractAsyncContextManager[Prober]]
 
 
 @pytest.fixture
 def probing(zygote: Zygote) -> Probing:
     @asynccontextmanager
-    async def start(model_dir: Path) -> AsyncIterator[Prober]:
-        engine = TorchEngine(TorchSettings(model_dir, block_tokens=BLOCK, blocks_per_rank=64), zygote)
+    async def start(model_dir: Path, **settings: float) -> AsyncIterator[Prober]:
+        engine = TorchEngine(TorchSettings(model_dir, block_tokens=BLOCK, blocks_per_rank=64, **settings), zygote)  # type: ignore[arg-type]
         await engine.start()
         try:
             yield Prober(engine)
@@ -201,6 +201,11 @@ async def test_bfloat16_is_as_good_as_that_of_transformers(tmp_path: Path, probi
         await prober.adopt(1, 1, 2, 4)
         for group in (Group(0, 1), Group(2, 2), Group(4, 4)):
             assert np.abs(await prober.logprobs(group, prompt(300)) - exact).max() <= allowed
+    async with probing(model_dir, collective_byte_cost=0) as prober:
+        await prober.adopt(2, 2, 4)
+        for group in (Group(0, 2), Group(4, 4)):
+            await prober.prefill(group, prompt(300)[: 10 * BLOCK + 1])
+            assert np.abs(await prober.logprobs(group, prompt(300)) - exact).max() <= allowed
 
 
 @pytest.mark.parametrize("degree", [1, 2, 4, 8])
@@ -275,3 +280,74 @@ async def test_equal_cold_prefills_are_bitwise_equal(degree: int, tiny_qwen3: Pa
                 for number, group in enumerate(groups)
             ]
             assert all(np.array_equal(found[0], other) for other in found[1:])
+
+
+class Judge:
+    """Holds results against the references of one prompt's prefixes."""
+
+    def __init__(self, references: References) -> None:
+        self._references = references
+        self._worst = self._worst_transformers = 0.0
+
+    def judge(self, length: int, result: ItemResult) -> None:
+        assert result.first_token is not None
+        exact, reference = self._references.exact[length - 1], self._references.transformers[length]
+        found = dense(result.first_token.logprobs)
+        assert np.abs(found - reference).max() <= DIFFERENCE_MAX, f"{length} tokens"
+        self._worst = max(self._worst, np.abs(found - exact).max())
+        self._worst_transformers = max(self._worst_transformers, np.abs(reference - exact).max())
+        second, first = np.sort(exact)[-2:]
+        if first - second > DIFFERENCE_MAX:
+            assert result.first_token.token == exact.argmax()
+
+    def end(self) -> None:
+        assert self._worst <= 2 * self._worst_transformers
+
+
+async def test_moved_queries_are_those_of_the_references(family: tuple[Path, References], probing: Probing) -> None:
+    """Every degree: a prompt alone, packed ones, and one in chunks; part of the prefix cached, and nearly all of it."""
+    model_dir, references = family
+    tokens, judge = prompt(max(LENGTHS)), Judge(references)
+
+    async def cache(group: Group, blocks: int, salt: str) -> None:
+        await prober.prefill(group, np.concatenate([tokens[: blocks * BLOCK], prompt(5, seed=1)]), salt)
+
+    async with probing(model_dir, collective_byte_cost=0) as prober:
+        for degree in (2, 4, 8):
+            await prober.adopt(*(8 // degree * (degree,)))
+            group = Group(8 - degree, degree)
+            for length, blocks in ((100, 1), (300, 9), (511, 30)):
+                await cache(group, blocks, f"{degree} {length}")
+                result = await prober.prefill(group, tokens[:length], f"{degree} {length}")
+                assert result.cached_tokens == blocks * BLOCK
+                judge.judge(length, result)
+            packed = ((48, 1), (129, 0), (255, 14), (300, 8))  # 129 has nothing to ask, 48 and 255 may run alone
+            for length, blocks in packed:
+                if blocks:
+                    await cache(group, blocks, f"{degree} packed {length}")
+            prompts = [(tokens[:length], f"{degree} packed {length}") for length, _ in packed]
+            for (length, _), result in zip(packed, await prober.prefill_packed(group, prompts), strict=True):
+                judge.judge(length, result)
+            item = prober.item(tokens, f"{degree} chunked")
+            for until in range(8 * BLOCK, 511, 8 * BLOCK):
+                await prober.step(group, replace(item, until=until))
+            judge.judge(511, (await prober.step(group, item)).items[0])
+            prober.engine.release(item.request)
+    judge.end()
+
+
+async def test_queries_move_to_a_rank_that_has_the_whole_prefix(tiny_qwen3: Path, probing: Probing) -> None:
+    """After a merge the prefix lies where one rank left it, and the other has no key to attend to."""
+    references, tokens = References(tiny_qwen3), prompt(max(LENGTHS))
+    judge = Judge(references)
+    async with probing(tiny_qwen3, collective_byte_cost=0) as prober:
+        await prober.adopt(*(8 * (1,)))
+        await prober.prefill(Group(0, 1), tokens[:300])
+        await prober.adopt(*(4 * (2,)))
+        result = await prober.prefill(Group(0, 2), tokens)
+        assert result.cached_tokens == 288
+        judge.judge(511, result)
+        again = await prober.prefill(Group(0, 2), tokens)  # on what the moved step has written
+        assert again.cached_tokens == 496
+        judge.judge(511, again)
+    judge.end()
