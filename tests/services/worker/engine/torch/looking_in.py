@@ -51,7 +51,7 @@ class Pools:
         pool = self._engine._pool
         refs = (
             SlotRef(slot.rank, slot.index, slot.generation)
-            for slots in pool._slots
+            for slots in pool._slots._slots
             for slot in slots
             if slot.pins or slot.block is not None
         )

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,7 +140,11 @@ def test_the_rank_that_is_furthest_behind_says_how_far_the_start_is() -> None:
 
 
 async def test_a_start_that_gets_no_further_says_where_it_stopped(tiny_qwen3: Path, zygote: Zygote) -> None:
-    engine = TorchEngine(TorchSettings(tiny_qwen3, prefill_ranks=2, blocks_per_rank=4, start_timeout_s=2.0), zygote)
+    settings = TorchSettings(tiny_qwen3, prefill_ranks=2, blocks_per_rank=4)
+    first = TorchEngine(settings, zygote)
+    await first.start()  # the zygote takes its time to load torch
+    await first.close()
+    engine = TorchEngine(replace(settings, start_timeout_s=2.0), zygote)
     starting = asyncio.create_task(engine.start())
     await until(lambda: len(engine._ranks._processes) == 3, "its ranks exist")
     os.kill(engine._ranks._processes[-1].pid, signal.SIGSTOP)
