@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from cli.embedded.nats import EmbeddedNats
 from cli.embedded.postgres import EmbeddedPostgres
+
+hypothesis.settings.register_profile("any-machine", deadline=None)
+hypothesis.settings.load_profile("any-machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

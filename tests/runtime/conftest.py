@@ -10,9 +10,9 @@ import pytest
 
 from cli.embedded.nats import EmbeddedNats
 from shared.contracts.subjects import Subjects
-from shared.runtime.clock import Clock, Ids, SystemClock
+from shared.runtime.clock import Ids, SystemClock
 from shared.runtime.lease import CellLease
-from shared.runtime.memory import MemoryBus, MemoryCell, MemoryLog
+from shared.runtime.memory import ManualClock, MemoryBus, MemoryCell, MemoryLog
 from shared.runtime.nats_bus import NatsBus
 from shared.runtime.nats_cell import LEASES, NatsCell, open_buckets
 from shared.runtime.nats_link import NatsLink, connect
@@ -31,8 +31,9 @@ class World(NamedTuple):
     log: EventLog
     bus: Bus
     second_bus: Bus
-    clock: Clock
     leases: tuple[CellLease, CellLease]
+    lease_clock: ManualClock
+    """What both look at."""
 
 
 class NatsClient:
@@ -75,12 +76,13 @@ async def nats(nats_server: EmbeddedNats) -> AsyncIterator[NatsClient]:
 @pytest.fixture(params=["memory", "nats"])
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     """The same tests hold both implementations to the contract of the ports."""
+    clock = ManualClock()
     async with AsyncExitStack() as stack:
         if request.param == "memory":
             bus, cell = MemoryBus(CLOCK), MemoryCell()
             stack.push_async_callback(bus.close)
-            leases = CellLease(cell, "a", CLOCK), CellLease(cell, "b", CLOCK)
-            yield World(MemoryLog(), bus, bus, CLOCK, leases)
+            leases = CellLease(cell, "a", clock), CellLease(cell, "b", clock)
+            yield World(MemoryLog(), bus, bus, leases, clock)
             return
         client = NatsClient(request.getfixturevalue("nats_server").url, stack)
         link = await client.link()
@@ -90,6 +92,6 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
             await client.log(),
             await client.bus(),
             await client.bus(),
-            CLOCK,
-            (CellLease(cells[0], "a", CLOCK), CellLease(cells[1], "b", CLOCK)),
+            (CellLease(cells[0], "a", clock), CellLease(cells[1], "b", clock)),
+            clock,
         )

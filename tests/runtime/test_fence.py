@@ -14,7 +14,7 @@ from shared.runtime.fence import Fence
 from shared.runtime.memory import MemoryLog
 from shared.runtime.ports import Entry, EventLog, Unavailable
 from shared.runtime.projection import Projection
-from tests.runtime.conftest import SUBJECTS, World
+from tests.runtime.conftest import CLOCK, SUBJECTS, World
 from tests.runtime.faults import FaultyLog, HastyClock
 from tests.runtime.writing import contents, outbox, registered, sealer, taken
 
@@ -64,7 +64,7 @@ async def check(log: EventLog, deciders: list[Decider]) -> None:
 
 
 async def test_two_deciders_race_and_each_round_has_one_winner(world: World) -> None:
-    deciders = [Decider(world.log, name, world.clock) for name in ("a", "b")]
+    deciders = [Decider(world.log, name, CLOCK) for name in ("a", "b")]
     for each in deciders:
         await each.projection.start()
     for _ in range(20):

@@ -11,7 +11,7 @@ from shared.runtime.appending import Fenced, Origin
 from shared.runtime.memory import ManualClock, MemoryLog
 from shared.runtime.outbox import Outbox, OutboxFull
 from shared.runtime.ports import Entry, LogLost
-from tests.runtime.conftest import World
+from tests.runtime.conftest import CLOCK, World
 from tests.runtime.faults import FaultyLog, HastyClock
 from tests.runtime.writing import contents, follower, lost, outbox, registered, sealer
 
@@ -47,7 +47,7 @@ async def test_lost_acknowledgements_repeat_nothing_and_lose_nothing(block: int)
 
 
 async def test_an_event_is_folded_before_it_is_stored_and_not_again_after(world: World) -> None:
-    out = await outbox(world.log, "router-1", world.clock)
+    out = await outbox(world.log, "router-1", CLOCK)
     state = out._projection.state
     heard: list[int] = []
     out._projection.listen(lambda stored: heard.append(stored.stream_seq))
@@ -65,10 +65,10 @@ async def test_an_event_is_folded_before_it_is_stored_and_not_again_after(world:
 
 async def test_the_writer_that_is_replaced_ends_fenced(world: World) -> None:
     """Two agents of one node: the second has read the first one's last event, so the first one's next fails."""
-    first = await outbox(world.log, "worker-1", world.clock, sender="n0")
+    first = await outbox(world.log, "worker-1", CLOCK, sender="n0")
     (event,) = first.record([lost(1)])
     await first.stored(event)
-    second = await outbox(world.log, "worker-2", world.clock, sender="n0")
+    second = await outbox(world.log, "worker-2", CLOCK, sender="n0")
     (event,) = second.record([lost(2)])
     await second.stored(event)
     first.record([lost(3)])
@@ -178,7 +178,7 @@ async def test_no_facts_are_nothing_to_record() -> None:
 
 
 async def test_stop_publishes_what_waits(world: World) -> None:
-    out = await outbox(world.log, "router-1", world.clock)
+    out = await outbox(world.log, "router-1", CLOCK)
     recorded = out.record([registered(n) for n in range(250)])
     await out.stop()
     assert out.events == 0

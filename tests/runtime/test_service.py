@@ -98,11 +98,12 @@ def until(holds: Callable[[], object], limit_s: float = 60) -> float:
 
 
 def test_a_service_says_how_it_is_and_stops_in_order(start: Start, nats_server: EmbeddedNats) -> None:
-    running = start(stop_s=0.5, log_level="debug")
+    running = start(stop_s=2, log_level="debug")
     assert running.get("/healthz").text == "ok\n"
     assert running.get("/readyz").status_code == 200
     assert running.get("/record?n=3").status_code == 200
     until(lambda: "vertumnus_seen_seq 3.0" in running.get("/metrics").text)
+    until(lambda: "vertumnus_outbox_events 0.0" in running.get("/metrics").text)
     metrics = running.get("/metrics").text
     for name in ("vertumnus_outbox_events 0.0", "vertumnus_fold_lag_seconds ", "process_resident_memory_bytes "):
         assert name in metrics

@@ -9,18 +9,20 @@ import pytest
 
 from cli.embedded.processes import StartFailed, is_running, rotate_log, run_to_end, spawn, stop
 
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+)
 
 
 def wait_for(log: Path, text: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while text not in log.read_text():
         assert time.monotonic() < deadline, f"{text!r} never appeared in {log.read_text()!r}"
         time.sleep(0.01)
 
 
 def wait_gone(pid: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while is_running(pid):
         assert time.monotonic() < deadline, f"process {pid} still runs"
         time.sleep(0.01)

@@ -73,7 +73,7 @@ class Front:
     def __init__(self, tmp_path: Path, coefficients: Coefficients, **settings: Any) -> None:
         key = tmp_path / "key"
         key.write_bytes(b"k" * 32)
-        fast = {"ack_timeout_s": 0.1, "no_worker_wait_s": 0.3, "first_token_slack_s": 1.0, "idle_timeout_s": 0.5}
+        fast = {"ack_timeout_s": 0.5, "no_worker_wait_s": 0.5, "first_token_slack_s": 5.0, "idle_timeout_s": 5.0}
         self.settings = RouterSettings(block_key_file=key, **{**fast, **settings})
         self.clock = SystemClock()
         self.ids = Ids(self.clock, random.Random(7))

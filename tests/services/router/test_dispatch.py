@@ -372,11 +372,11 @@ async def test_no_first_token_in_time_is_a_clear_failure(tmp_path: Path) -> None
 
 
 async def test_a_first_token_is_given_twice_its_predicted_time(tmp_path: Path) -> None:
-    slow = Coefficients(version="slow", d=15.0, a=0.0, b=0.0, c=0.0, alpha=0.0)
+    slow = Coefficients(version="slow", d=2.5, a=0.0, b=0.0, c=0.0, alpha=0.0)
     async with front(tmp_path, slow, first_token_slack_s=0.1) as router:
 
         async def late(agent: Agent, assign: Assign) -> None:
-            await asyncio.sleep(0.7)
+            await asyncio.sleep(3.0)
             await serve_some(agent, assign, 8)
 
         await Agent(router, "n0", late).start((4,))

@@ -102,6 +102,11 @@ async def test_a_worker_that_is_killed_mid_answer_costs_no_token(
         assert [each.reason for each in seen.all(RequestRedirected)] == ["node-lost"]
 
 
+async def until_draining(http: httpx.AsyncClient) -> None:
+    while (await http.get("/readyz")).text != "draining\n":  # noqa: ASYNC110 - it is another process
+        await asyncio.sleep(0.02)
+
+
 async def test_a_router_that_is_terminated_finishes_its_streams(pool: RouterPool, nats_server: EmbeddedNats) -> None:
     async with (
         witness(nats_server) as seen,
@@ -113,11 +118,10 @@ async def test_a_router_that_is_terminated_finishes_its_streams(pool: RouterPool
         text = await read(stream, 3)
         assert pool.router.pid is not None
         os.kill(pool.router.pid, signal.SIGTERM)
-        await asyncio.sleep(0.2)
+        await until_draining(http)
         refused = await http.post("/v1/completions", json={"model": MODEL, "prompt": [1]})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
         assert refused.headers["retry-after"] == "1"
-        assert (await http.get("/readyz")).text == "draining\n"
         assert text + await read(stream) == whole
         await eventually(lambda: pool.router.exit_status() is not None)
         assert pool.router.exit_status() == 0

@@ -57,7 +57,7 @@ async def node(
 ) -> AsyncIterator[Node]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     engine = TorchEngine(
-        settings(tiny_qwen3, step_timeout_s=1.0, token_timeout_s=1.0, sequences_per_decode_rank=2), zygote
+        settings(tiny_qwen3, hung_s=600, step_timeout_s=3600, token_timeout_s=3600, sequences_per_decode_rank=2), zygote
     )
     await engine.start()
     yield Node(engine)
@@ -111,7 +111,9 @@ async def test_a_killed_decode_rank_ends_hand_offs_and_streams(node: Node) -> No
                 await wait
 
 
-async def test_a_rank_that_says_nothing_for_too_long_counts_as_dead(node: Node) -> None:
+async def test_a_rank_that_says_nothing_for_too_long_counts_as_dead(tiny_qwen3: Path, zygote: Zygote) -> None:
+    node = Node(TorchEngine(settings(tiny_qwen3, hung_s=600, step_timeout_s=1.0), zygote))
+    await node.engine.start()
     (group,) = await node.adopt(4)
     processes = pids(node)
     os.kill(processes[0], signal.SIGSTOP)
@@ -119,6 +121,7 @@ async def test_a_rank_that_says_nothing_for_too_long_counts_as_dead(node: Node) 
         await node.prefill(group, node.item(prompt(100)))
     assert "hangs" in node.engine.health().detail
     assert await all_gone(processes)
+    await node.engine.close()
 
 
 async def test_the_rank_that_its_group_waits_for_is_named(tiny_qwen3: Path, zygote: Zygote) -> None:
@@ -155,13 +158,16 @@ async def test_a_hung_decode_rank_counts_as_dead(tiny_qwen3: Path, zygote: Zygot
     await node.engine.close()
 
 
-async def test_idle_time_is_no_hang_and_costs_no_cpu(node: Node) -> None:
+async def test_idle_time_is_no_hang_and_costs_no_cpu(tiny_qwen3: Path, zygote: Zygote) -> None:
+    node = Node(TorchEngine(settings(tiny_qwen3, hung_s=0.5, step_timeout_s=1.0, token_timeout_s=1.0), zygote))
+    await node.engine.start()
     await node.adopt(2, 2)
     before = [cpu_ticks(pid) for pid in pids(node)]
     await asyncio.sleep(1.5)  # longer than step_timeout_s
     assert node.engine.health().ok
     spent = [cpu_ticks(pid) - then for pid, then in zip(pids(node), before, strict=True)]
     assert max(spent) < 15, "a rank that spins spends 150"
+    await node.engine.close()
 
 
 def cpu_ticks(pid: int) -> int:
