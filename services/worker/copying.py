@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
+from pydantic import ValidationError
 
 from services.worker import cache_events
 from services.worker.engine.copy_plan import COPY_BLOCKS_MAX, CopyPlan, Source
@@ -234,7 +235,11 @@ class Copying:
         except (NoReply, Unavailable) as error:
             self._logger.warning("source not reachable", source=node, asked=command.kind, error=str(error))
             return None
-        return decode_reply(raw)
+        try:
+            return decode_reply(raw)
+        except ValidationError as error:
+            self._logger.warning("source not understood", source=node, asked=command.kind, error=str(error))
+            return None
 
     # --- what is lent to others
 

@@ -49,7 +49,7 @@ class WorkerSettings(ServiceSettings):
     stop_s_max: float = Field(default=8.0, ge=0, le=25, description="what SIGTERM leaves running steps and streams")
 
     copy_bytes_per_s: float = Field(
-        default=4e9, ge=1e6, le=1e13, description="what copies from other workers may take, all together (torch)"
+        default=4e9, ge=1e4, le=1e13, description="what copies from other workers may take, all together (torch)"
     )
     copy_checksums: bool = Field(
         default=False, description="lend blocks with a checksum that the reader compares (torch)"

@@ -114,9 +114,19 @@ async def test_a_copy_brings_the_leading_blocks_that_somebody_has() -> None:
         assert nothing == Copied(blocks=0, bytes=0, copy_us=0, failure="no-source")
 
 
+async def say_nonsense(_subject: str, _payload: bytes) -> bytes:
+    return b"{}"
+
+
 async def test_a_source_that_does_not_answer_or_gives_another_kv_is_no_source() -> None:
     world, blocks = World(), chain(3)
     async with running(world):
+        reply = await world.ask(copy(blocks), within_s=10.0)
+        assert isinstance(reply, Copied)
+        assert reply.failure == "no-source"
+    world = World()
+    async with running(world):
+        await world.bus.subscribe(SUBJECTS.agent(OTHER), say_nonsense)
         reply = await world.ask(copy(blocks), within_s=10.0)
         assert isinstance(reply, Copied)
         assert reply.failure == "no-source"

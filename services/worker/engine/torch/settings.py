@@ -64,7 +64,7 @@ class TorchSettings:
             "step_timeout_s": (0.1, 3600),
             "token_timeout_s": (0.1, 3600),
             "start_timeout_s": (1, 3600),
-            "copy_bytes_per_s": (1e6, 1e13),
+            "copy_bytes_per_s": (1e4, 1e13),
             "collective_byte_cost": (0, 1e6),
         }
         for name, (low, high) in limits.items():

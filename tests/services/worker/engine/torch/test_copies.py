@@ -28,8 +28,8 @@ from tests.services.worker.engine.contract import Node
 from tests.services.worker.engine.copy_contract import OTHER, plan_from, stored
 from tests.services.worker.engine.torch.test_faults import all_gone
 
-SLOW_BYTES_PER_S = 1e6
-"""A block of the tiny model is worth some 10 ms: time enough to meet a copy on its way."""
+SLOW_BYTES_PER_S = 1e5
+"""A block of the tiny model is worth 60 ms: time enough to meet a copy on its way."""
 
 BLOCKS = 24
 
@@ -223,7 +223,9 @@ async def test_a_source_evicted_on_the_way_ends_the_copy_before_it(nodes: Nodes)
     plan = await plan_from(source, node, near, chain)
     source.engine.unpin("lease")
     copying = await begun(node, near, plan)
+    os.kill(mover_pid(node), signal.SIGSTOP)  # so that the source is quicker on any machine
     await stored(source, far, BLOCKS, seed=1)
+    os.kill(mover_pid(node), signal.SIGCONT)
     copied = await copying
     assert copied.failure == "stale-source", copied
     arrived = len(copied.blocks)
@@ -275,7 +277,10 @@ async def test_a_call_off_or_a_dead_mover_frees_the_slots_and_the_next_copy_work
     assert is_free(node)
     assert node.engine.health().ok, "no rank is the worse for it"
     copying = await begun(node, near, plan)
-    left, _ = await asyncio.gather(copying, node.adopt(1))
+    os.kill(mover_pid(node), signal.SIGSTOP)
+    await node.adopt(1)
+    os.kill(mover_pid(node), signal.SIGCONT)
+    left = await copying
     assert (left.failure, left.blocks) == ("stale-epoch", ())
     assert (await node.engine.copy_blocks(replace(plan, epoch=node.epoch))).blocks == tuple(chain)
 
