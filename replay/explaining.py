@@ -209,7 +209,8 @@ async def _recomputed(
     past = Past(await history.inherited(connection, logs, log))
     routers = Routers([each for each in begun if each.source == placed[0].event.source], past, judge)
     folded = 0
-    async for page in history.pages(connection, log, routers.miss, placed[-1].stream_seq):
+    missing = await history.holes(connection, log, routers.miss, routers.lose_blocks)
+    async for page in history.pages(connection, log, missing, placed[-1].stream_seq):
         for stored in page:
             routers.fold(stored)
             past.fold(stored)

@@ -7,7 +7,7 @@ from uuid import UUID
 import orjson
 
 from replay.beginnings import TYPES, Past, Registration, registration
-from services.ledger import reading
+from services.ledger import reading, seals
 from services.ledger.queries import Json
 from services.ledger.reading import LogInfo
 from services.ledger.records import Arrival
@@ -22,19 +22,32 @@ async def registrations(connection: Any, log: UUID) -> list[Registration]:
     return [found for stored in stories if (found := registration(stored)) is not None]
 
 
+Hole = tuple[int, Callable[[], None]]
+"""Where something is missing, and who is to be told of it before what follows."""
+
+
+async def holes(connection: Any, log: LogInfo, miss: Callable[[], None], lose_blocks: Callable[[], None]) -> list[Hole]:
+    """Accepted gaps, and days of block events that went by policy."""
+    days = await seals.dropped_days(connection)
+    kept = {day.isoformat() for day in await seals.kept_days(connection)}
+    runs = [run for day in days if day.day not in kept for run in day.runs if run.log == str(log.log)]
+    found = [(first, miss) for first, _ in log.gaps] + [(run.from_seq, lose_blocks) for run in runs]
+    return sorted(found, key=lambda hole: hole[0])
+
+
 async def pages(
-    connection: Any, log: LogInfo, miss: Callable[[], None], to_seq: int | None = None
+    connection: Any, log: LogInfo, missing: Sequence[Hole] = (), to_seq: int | None = None
 ) -> AsyncIterator[list[Stored]]:
-    """The events of one log page by page, as services folded them. `miss` is called where an accepted gap is."""
-    gaps = [first for first, _ in log.gaps]
+    """The events of one log page by page, as services folded them."""
+    ahead = list(missing)
     async for page in reading.stories(connection, log.log, 0, log.stream_seq if to_seq is None else to_seq):
         told = [stored for row in page if (stored := published(str(log.log), row)) is not None]
-        while gaps and told and told[-1].stream_seq >= gaps[0]:
-            before = [each for each in told if each.stream_seq < gaps[0]]
+        while ahead and told and told[-1].stream_seq >= ahead[0][0]:
+            seq, tell = ahead.pop(0)
+            before = [each for each in told if each.stream_seq < seq]
             yield before
-            miss()
+            tell()
             told = told[len(before) :]
-            gaps.pop(0)
         yield told
 
 
@@ -58,7 +71,7 @@ async def inherited(connection: Any, logs: Sequence[LogInfo], log: LogInfo) -> l
     legacy: list[Stored] = []
     for earlier in logs[: log.number - 1]:
         past = Past(legacy)
-        async for page in pages(connection, earlier, lambda: None):
+        async for page in pages(connection, earlier):
             for each in page:
                 past.fold(each)
         legacy = past.legacy()

@@ -10,13 +10,13 @@ from typing import Any
 
 from replay.beginnings import Beginning, Past, Registration
 from replay.findings import Findings, Place
+from replay.routers import DROPPED, HOLE
 from shared.contracts.envelope import Channel, EventData, Stored
 from shared.contracts.ids import Source
 
 UNSEEN_EVENTS_MAX = 20_000
 """How many events before a decision its leader may not have seen. What is older is folded."""
 
-HOLE = "events before it are missing"
 UNSAID = "the leader did not say what it began with"
 
 Derive = Callable[[Any, Stored], Sequence[EventData]]
@@ -146,6 +146,12 @@ class Leaders:
         for replica in self._replicas.values():
             replica.settle()
             replica.broken = HOLE
+
+    def lose_blocks(self) -> None:
+        """Block events went by policy here."""
+        for replica in self._replicas.values() if Channel.CACHE in self._role.hears else ():
+            replica.settle()
+            replica.broken = replica.broken or DROPPED
 
     def end(self) -> None:
         """The log is over."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 
 from replay.beginnings import Beginning, Past, Registration
-from replay.routers import BACKLOG_EVENTS_MAX, HOLE, Backlog, Decided, Judge, RouterReplica
+from replay.routers import BACKLOG_EVENTS_MAX, DROPPED, HOLE, Backlog, Decided, Judge, RouterReplica
 from services.router import decider
 from services.router.decider import State
 from shared.contracts.envelope import Stored
@@ -30,6 +30,7 @@ class Routers:
         self._waiting = [each for each in registrations if each.begun.cost_model() is not None]
         self._shared: dict[Beginning, State] = {}
         self._replicas: dict[Source, RouterReplica] = {}
+        self._without_blocks: set[Beginning] = set()
         self._after_hole = False
 
     def fold(self, stored: Stored) -> None:
@@ -51,6 +52,12 @@ class Routers:
         self._after_hole = True
         for replica in self._replicas.values():
             replica.broken = HOLE
+
+    def lose_blocks(self) -> None:
+        """Block events went by policy here. Folds that begin later take caches for unknown, as their processes did."""
+        self._without_blocks |= self._shared.keys()
+        for replica in self._replicas.values():
+            replica.broken = replica.broken or DROPPED
 
     def check(self) -> None:
         """Every state agrees with itself. AssertionError says where it does not."""
@@ -78,7 +85,7 @@ class Routers:
             else:
                 del self._shared[each.begun]
             replica = self._replicas[each.source] = RouterReplica(each.source, state, self._backlog, self._judge)
-            replica.broken = HOLE if self._after_hole else None
+            replica.broken = HOLE if self._after_hole else DROPPED if each.begun in self._without_blocks else None
 
     def _forget_oldest(self) -> None:
         """A router that was lost so long ago writes nothing more."""

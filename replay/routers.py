@@ -29,6 +29,7 @@ BACKLOG_EVENTS_MAX = 20_000
 
 TOO_OLD = f"the router had seen less than all but the last {BACKLOG_EVENTS_MAX:,} events"
 HOLE = "events before it are missing"
+DROPPED = "block events before it were dropped by policy"
 
 
 class Decided(NamedTuple):

@@ -111,6 +111,12 @@ class LogVerifier:
         for each in self._leaders:
             each.miss()
 
+    def lose_blocks(self) -> None:
+        """Block events went by policy here; every decision is still there."""
+        self._routers.lose_blocks()
+        for each in self._leaders:
+            each.lose_blocks()
+
     def end(self) -> None:
         """The log is over."""
         for each in self._leaders:
@@ -161,7 +167,8 @@ async def verify(
                 asked = span if log is logs[-1] else span.in_older_log()
                 begun = await history.registrations(connection, log.log)
                 verifier = LogVerifier(str(log.log), begun, asked, findings, inherited=inherited, deep=deep)
-                async for page in history.pages(connection, log, verifier.miss):
+                missing = await history.holes(connection, log, verifier.miss, verifier.lose_blocks)
+                async for page in history.pages(connection, log, missing):
                     for stored in page:
                         verifier.fold(stored)
                     events += len(page)

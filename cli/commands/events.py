@@ -87,11 +87,16 @@ def audit(
     json: Json = False,
 ) -> None:
     """Examine the whole record: nothing missing, nothing twice, nothing changed. Exit status 1 on a violation."""
-    from cli.events.printing import progress
     from cli.whereabouts import database_url
+
+    examine(database_url(), settled=settled, json=json)
+
+
+def examine(url: str, *, settled: bool, json: bool) -> None:
+    """Print the audit of a record. It ends the command if there is a violation."""
+    from cli.events.printing import progress
     from services.ledger.audit import audit as audit_record
 
-    url = database_url()
     with progress("events examined") as told:
         found = run(lambda: audit_record(url, settled=settled, progress=told))
     if json:
@@ -124,6 +129,7 @@ def _print_audit(found: "Audit") -> None:
     console = Console(soft_wrap=True, highlight=False)
     table = Table("what", "how many")
     rows = {"events": found.events, "logs": found.logs, "in accepted gaps": found.accepted_gap_events}
+    rows |= {"seals compared": found.seals, "dropped by policy": found.dropped_rows}
     rows |= {f"in {name}": number for name, number in sorted(found.by_table.items())}
     rows |= {"requests": found.requests, "open requests": len(found.open_requests)}
     rows |= {f"ended by {name}": number for name, number in sorted(found.by_end.items())}

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.commands.events import EXIT_FAILED, Json, run
+from cli.commands.events import EXIT_FAILED, Json, examine, run
 
 if TYPE_CHECKING:
     from replay.verifying import Verification
@@ -17,12 +17,16 @@ def verify(
     first: From = None,
     last: To = None,
     deep: Annotated[bool, typer.Option("--deep", help="let every folded state examine itself at each window")] = False,
+    chain: Annotated[
+        bool, typer.Option("--chain", help="examine the record's rows, chains and seals first, like `events audit`")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Decide again, with the services' own code, on the states that the record gives, and compare.
 
     The range is given by sequences of the newest log, or by times (ISO 8601, UTC); what lies before it is folded all the same.
-    Exit status 1 if a decision differs, or if there was none to check.
+    Exit status 1 if a decision differs, or if there was none to check; with --chain also if the record is not whole, and then
+    nothing is decided on it.
     """
     from cli.events.printing import progress
     from cli.record.instants import span
@@ -34,6 +38,8 @@ def verify(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     url = database_url()
+    if chain:
+        examine(url, settled=False, json=json)
     with progress("events folded") as told:
         found = run(lambda: verify_record(url, asked, deep=deep, progress=told))
     if json:

@@ -1,7 +1,8 @@
 """Is the record whole, and does what it says hang together? Read-only, over every row from the first.
 
-Whole: every sequence has exactly one row or lies in an accepted gap, the chains lead from each row to the next and to the
-checkpoint, columns say what the bytes say, and each source's numbers follow each other.
+Whole: every sequence has exactly one row, or lies in an accepted gap, or went with a day that the record says was dropped;
+the chains lead from each row to the next and to the checkpoint, and had the sealed heads on the way; columns say what the
+bytes say, and each source's numbers follow each other.
 Hangs together: every received request has exactly one end, no attempt of it begins before the one before is over, epochs of
 a node only rise, and every planned reconfiguration is committed or aborted once.
 """
@@ -10,8 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from services.ledger import database, reading
+from services.ledger import database, reading, seals
 from services.ledger.lives import EpochLives, RequestLives
+from services.ledger.promises import Dropped, Published
 from services.ledger.reading import LogInfo, LogRow
 from services.ledger.records import CHAIN_ORIGIN, LOG_TABLES, Arrival, LogTable, Record, link, record
 
@@ -26,6 +28,8 @@ class Audit:
     events: int = 0
     logs: int = 0
     accepted_gap_events: int = 0
+    seals: int = 0
+    dropped_rows: int = 0
     by_table: Counter[LogTable] = field(default_factory=Counter)
     by_type: Counter[str] = field(default_factory=Counter)
     requests: int = 0
@@ -53,8 +57,10 @@ async def audit(database_url: str, *, settled: bool = False, progress: Callable[
     """
     connection = await database.connect(database_url)
     try:
-        examiner = Examiner()
         async with connection.transaction(isolation="repeatable_read", readonly=True):
+            kept = {day.isoformat() for day in await seals.kept_days(connection)}
+            gone = [each for each in await seals.dropped_days(connection) if each.day not in kept]
+            examiner = Examiner(Published(await seals.all_seals(connection)), Dropped(gone))
             for log in await reading.logs(connection):
                 examiner.begin(log)
                 async for page in reading.pages(connection, log):
@@ -71,14 +77,18 @@ async def audit(database_url: str, *, settled: bool = False, progress: Callable[
 class Examiner:
     """Is given every row in order. Pure."""
 
-    def __init__(self) -> None:
+    def __init__(self, published: Published, dropped: Dropped) -> None:
         self._audit = Audit()
+        self._seals = published
+        self._dropped = dropped
         self._requests = RequestLives(self._audit.violated)
         self._epochs = EpochLives(self._audit.violated)
         self._heads: dict[LogTable, bytes] = dict.fromkeys(LOG_TABLES, CHAIN_ORIGIN)
         self._last_of: dict[str, tuple[int, int]] = {}
         self._breaks = 0
-        """Accepted gaps and changes of log so far: a source's numbers may jump over one."""
+        """Accepted gaps and changes of log so far: a source's numbers may jump over one, and lives begin behind it."""
+        self._holes = 0
+        """Dropped rows so far, piece by piece: a source's numbers may jump over one, but every decision is there."""
         self._log: LogInfo | None = None
         self._next_seq = 1
 
@@ -103,6 +113,7 @@ class Examiner:
         self._audit.events += 1
         self._audit.by_table[row.table] += 1
         self._check_place(row)
+        self._keep_promises(row.stream_seq)
         self._heads[row.table] = link(self._heads[row.table], row.raw)
         if row.chain != self._heads[row.table]:
             self._audit.violated(f"{self._name(row)}: the chain breaks here: this row or one before it was changed")
@@ -124,6 +135,8 @@ class Examiner:
         """The rows of the log are over."""
         assert self._log is not None, "end() follows begin()"
         self._pass_gaps(self._log.stream_seq + 1)
+        self._pass_dropped(self._log.stream_seq + 1)
+        self._keep_promises(self._log.stream_seq + 1)
         if self._next_seq != self._log.stream_seq + 1:
             self._audit.violated(f"log {self._log.log}: rows end at {self._next_seq - 1}, not at the checkpoint")
         for table in LOG_TABLES:
@@ -136,6 +149,7 @@ class Examiner:
         """Everything that was found."""
         found = self._audit
         found.requests, found.by_end = self._requests.received, self._requests.ends
+        found.seals, found.dropped_rows = self._seals.checked, self._dropped.rows
         found.open_requests = tuple(sorted(self._requests.open))
         if settled:
             for request in found.open_requests:
@@ -147,6 +161,7 @@ class Examiner:
             self._audit.violated(f"{self._name(row)}: another row has this sequence")
             return
         self._pass_gaps(row.stream_seq)
+        self._pass_dropped(row.stream_seq)
         if row.stream_seq != self._next_seq:
             self._audit.violated(f"{self._name(row)}: {self._next_seq} to {row.stream_seq - 1} are missing")
         self._next_seq = row.stream_seq + 1
@@ -159,15 +174,32 @@ class Examiner:
                 self._audit.accepted_gap_events += last - first + 1
                 self._break()
 
+    def _pass_dropped(self, to_seq: int) -> None:
+        assert self._log is not None, "rows follow begin()"
+        if self._next_seq < to_seq and self._dropped.account(self._log.log, self._next_seq, to_seq - 1):
+            self._next_seq = to_seq
+            self._holes += 1
+
+    def _keep_promises(self, seq: int) -> None:
+        """Compare seals before `seq`, and go on behind rows that were dropped there."""
+        assert self._log is not None, "rows follow begin()"
+        log, violated = self._log.log, self._audit.violated
+        for run in self._dropped.ended(log, seq, violated):
+            self._seals.passed(log, run.from_seq, self._heads, violated)
+            self._seals.hide(log, run.to_seq)
+            self._heads["block_events"] = run.chain
+        self._seals.passed(log, min(seq, self._dropped.begins(log)), self._heads, violated)
+
     def _break(self) -> None:
         self._breaks += 1
 
     def _check_source(self, row: LogRow, told: Record) -> None:
         if told.source is None or told.source_seq is None:
             return
-        last, breaks = self._last_of.get(told.source, (told.source_seq - 1, self._breaks))
-        self._last_of[told.source] = told.source_seq, self._breaks
-        if told.source_seq <= last or (told.source_seq != last + 1 and breaks == self._breaks):
+        jumps = self._breaks + self._holes
+        last, jumps_before = self._last_of.get(told.source, (told.source_seq - 1, jumps))
+        self._last_of[told.source] = told.source_seq, jumps
+        if told.source_seq <= last or (told.source_seq != last + 1 and jumps_before == jumps):
             self._audit.violated(f"{self._name(row)}: {told.source} numbers it {told.source_seq} after {last}")
 
     def _name(self, row: LogRow) -> str:

@@ -22,9 +22,9 @@ from services.ledger.metrics import LedgerMetrics
 from services.ledger.readmodels import ReadModels
 from services.ledger.records import Arrival
 from services.ledger.tables import TableWriter
-from shared.contracts.codec import BadEvent, decode
+from services.ledger.voice import Voice
 from shared.contracts.events import LogReset
-from shared.runtime.appending import NO_ORIGIN, Fenced, append_once, last_sequence
+from shared.runtime.appending import Fenced
 from shared.runtime.ports import LogLost, Unavailable
 from shared.runtime.service import Runtime
 
@@ -36,7 +36,7 @@ before it makes sure that it still has its connection."""
 class Copier:
     """One per process. `trouble` is why the record does not follow the stream, None while it does (or another ledger does)."""
 
-    def __init__(self, runtime: Runtime, database_url: str, metrics: LedgerMetrics) -> None:
+    def __init__(self, runtime: Runtime, database_url: str, voice: Voice, metrics: LedgerMetrics) -> None:
         self.trouble: str | None = "starting"
         self.active = False
         self._runtime = runtime
@@ -44,7 +44,7 @@ class Copier:
         self._database_url = database_url
         self._metrics = metrics
         self._copied_seq = 0
-        self._sealer = runtime.sealer(runtime.source)
+        self._voice = voice
         self._recorded_ids: set[UUID] = set()
         self._logger = structlog.get_logger(component="copier")
 
@@ -175,13 +175,11 @@ class Copier:
         reset = LogReset(
             old_log=str(opened.predecessor), new_log=str(checkpoint.log), old_last_seq=opened.predecessor_seq
         )
-        subject = self._runtime.subjects.event(LogReset.CHANNEL, self._runtime.source)
-        last = await self._log.last_on(subject)
-        if await connection.fetchval(recorded, checkpoint.log) or (last and _says(last[1], reset)):
+        last = await self._voice.last_said()
+        said = last is not None and last.event is not None and last.event.data == reset
+        if said or await connection.fetchval(recorded, checkpoint.log):
             return
-        entries = [entry for _, entry in self._sealer.seal([reset], NO_ORIGIN)]
-        expected = {subject: await last_sequence(self._log, subject, self._runtime.clock)}
-        await append_once(self._log, entries, expected, self._runtime.clock)
+        await self._voice.say(reset)
         self._logger.warning("log reset", **reset.model_dump())
 
     async def _is_gone(self) -> bool:
@@ -207,10 +205,3 @@ class Copier:
     @property
     def _stream(self) -> UUID:
         return UUID(self._log.identity)
-
-
-def _says(raw: bytes, reset: LogReset) -> bool:
-    try:
-        return decode(raw).data == reset
-    except BadEvent:
-        return False

@@ -14,6 +14,10 @@ class LedgerSettings(ServiceSettings):
     database_connections_max: int = Field(
         default=4, ge=1, le=100, description="for queries; the copy has one of its own"
     )
+    seal_every_s: float = Field(default=3_600, ge=1, le=86_400, description="between two published seals of the record")
+    block_days_kept: int | None = Field(
+        default=None, ge=8, le=36_500, description="days before today whose block events are kept; all of them if unset"
+    )
     operator_key_file: SecretFile | None = Field(
         default=None, description="queries need this key as a bearer token if set"
     )

@@ -9,6 +9,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import asyncpg
@@ -21,10 +22,12 @@ from cli.embedded.nats import EmbeddedNats
 from cli.embedded.postgres import EmbeddedPostgres
 from cli.main import app
 from migrations.steps import upgrade
+from services.ledger.audit import Audit
 from services.ledger.database import driver_url
 from services.ledger.rebuild import rebuild
 from shared.contracts.subjects import Subjects
-from tests.integration.ledger_rig import LedgerRig, metric, until_reason
+from shared.runtime.clock import SystemClock
+from tests.integration.ledger_rig import WAIT_S, LedgerRig, metric, until_reason
 from tests.services.ledger.record_writer import tables
 from tests.support.replica import eventually
 
@@ -201,6 +204,45 @@ async def test_a_stream_that_was_put_back_begins_a_new_log(rig: LedgerRig, tmp_p
     assert found.logs == 2
     assert found.by_table["repeats"] == early.events
     assert found.by_type["log-reset"] == 1
+
+
+class LongAgo(SystemClock):
+    """The clock of a sender that lives 20 days ago."""
+
+    def now_ns(self) -> int:
+        return super().now_ns() - 20 * 86_400 * 10**9
+
+
+async def test_the_record_is_sealed_and_old_days_go(rig: LedgerRig) -> None:
+    day = datetime.fromtimestamp(LongAgo().now_ns() / 1e9, UTC).date()
+    owner = await asyncpg.connect(driver_url(rig.url))
+    for each in (day, day + timedelta(1)):  # a partition is only made for days around today
+        await owner.execute(
+            f"CREATE TABLE block_events_{each:%Y%m%d} PARTITION OF block_events "
+            f"FOR VALUES FROM ('{each}') TO ('{each + timedelta(1)}')"
+        )
+    ledger = rig.ledger(VERTUMNUS_SEAL_EVERY_S="1", VERTUMNUS_BLOCK_DAYS_KEPT="8")
+    ledger.start()
+    async with rig.runtime() as runtime:
+        async with rig.load(runtime._replace(clock=LongAgo())) as load:
+            await rig.until_copied(200)
+        await rig.until_copied(load.last_seq)
+
+        async def found() -> Audit:
+            return await rig.audited(settled=False)
+
+        deadline = asyncio.get_running_loop().time() + WAIT_S
+        while not (audited := await found()).dropped_rows or audited.seals < 2:
+            assert asyncio.get_running_loop().time() < deadline, audited
+            await asyncio.sleep(0.2)
+        ledger.stop(kill=True)
+        ledger.start()
+        async with rig.load(runtime, seed=2, pool_starts=False) as more:
+            await rig.until_copied(more.last_seq)
+    audited = await rig.audited(settled=False)
+    assert audited.by_type["block-day-dropped"] >= 1
+    assert audited.by_type["log-sealed"] >= 2
+    await owner.close()
 
 
 async def test_a_gap_stops_the_copy_until_it_is_accepted(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,6 +212,25 @@ def test_after_a_hole_nothing_is_taken_for_right() -> None:
     assert findings.checked[RECORDED_INPUTS] > before, "recorded inputs need no state"
 
 
+def test_dropped_block_events_leave_what_does_not_need_them() -> None:
+    world = World(4)
+    world.run(400)
+    findings, half = Findings(), len(world.log) // 2
+    verifier = LogVerifier("log", [found for each in world.log if (found := registration(each))], EVERYTHING, findings)
+    for each in world.log[:half]:
+        verifier.fold(each)
+    verifier.lose_blocks()
+    before = findings.checked["request-assigned"]
+    for each in world.log[half:]:
+        if each.data.CHANNEL != "cache":
+            verifier.fold(each)
+    verifier.end()
+    assert findings.clean
+    assert findings.checked["request-assigned"] == before
+    assert findings.skipped["request-assigned", "block events before it were dropped by policy"] > 0
+    assert not findings.skipped["window-closed", "block events before it were dropped by policy"]
+
+
 def test_a_router_that_does_not_say_how_it_began_is_skipped() -> None:
     world = World(5)
     world.run(100)

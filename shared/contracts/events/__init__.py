@@ -29,7 +29,7 @@ from shared.contracts.events.control import (
     Uncordoned,
     WindowClosed,
 )
-from shared.contracts.events.ledger import LogReset, LogSealed
+from shared.contracts.events.ledger import BlockDayDropped, DroppedRun, LogReset, LogSealed
 from shared.contracts.events.requests import (
     ENDS,
     Exclusion,
@@ -67,6 +67,7 @@ __all__ = [
     "NODE_ENDS",
     "AbortReason",
     "Alternative",
+    "BlockDayDropped",
     "BlockRun",
     "BlocksEvicted",
     "BlocksStored",
@@ -78,6 +79,7 @@ __all__ = [
     "Cordoned",
     "DrainCompleted",
     "DrainStarted",
+    "DroppedRun",
     "EpochAborted",
     "EpochCommitted",
     "Exclusion",

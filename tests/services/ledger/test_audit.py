@@ -1,19 +1,24 @@
 """The audit finds what is wrong, and says where."""
 
 from collections.abc import Iterable
+from datetime import timedelta
 from uuid import UUID
 
 import asyncpg
 import pytest
 
-from bench.ledger_traffic import Told
+from bench.ledger_traffic import Told, Traffic
+from services.ledger import seals as seals_module
 from services.ledger.audit import Audit, Examiner, audit
 from services.ledger.database import driver_url
 from services.ledger.lives import EpochLives, RequestLives
+from services.ledger.promises import Dropped, Published
 from services.ledger.reading import LogInfo, LogRow
 from services.ledger.records import CHAIN_ORIGIN, LOG_TABLES, Arrival, link, record
+from services.ledger.seals import Extent, extent, runs, seal
 from shared.contracts.envelope import EventData
 from shared.contracts.events import (
+    BlockDayDropped,
     EpochAborted,
     PrefillCompleted,
     ReconfigurationPlanned,
@@ -187,7 +192,7 @@ async def test_a_gap_that_is_accepted_and_not_yet_passed_is_no_violation(writer:
 
 def examined(*logs: tuple[LogInfo, list[Arrival]]) -> list[str]:
     """The violations in logs whose chains go on from one to the next."""
-    heads, examiner = dict.fromkeys(LOG_TABLES, CHAIN_ORIGIN), Examiner()
+    heads, examiner = dict.fromkeys(LOG_TABLES, CHAIN_ORIGIN), Examiner(Published([]), Dropped([]))
     for log, arrivals in logs:
         examiner.begin(log._replace(heads=heads, stream_seq=len(arrivals)))
         for arrival in arrivals:
@@ -272,3 +277,139 @@ def test_a_prefill_of_another_request_releases_nothing() -> None:
     other = PrefillCompleted.model_validate(prefilled("other", W, 9).model_dump())
     found = violations([received("r", 9), assigned("r", W, 9), other, assigned("r", W, 9, attempt=2)])
     assert "was not released" in found[0]
+
+
+class Sealed:
+    """A record of two days' block events, one of them old, that is sealed and whose old day is to go."""
+
+    def __init__(self, writer: RecordWriter, seals: Seals) -> None:
+        self.writer, self.seals = writer, seals
+
+    async def write(self) -> None:
+        arrivals = story(self.seals, 40)
+        self.day = next(row.day for each in arrivals if (row := record(each)).table == "block_events")
+        owner = await asyncpg.connect(driver_url(self.writer.url))
+        partition = f"block_events_{self.day:%Y%m%d} PARTITION OF block_events"
+        await owner.execute(f"CREATE TABLE {partition} FOR VALUES FROM ('{self.day}') TO ('{self.day + timedelta(1)}')")
+        await owner.close()
+        await self.writer.write(arrivals)
+        await self.say(await seal(self.writer.connection, await self.reached()))
+
+    async def reached(self) -> Extent:
+        found = await extent(self.writer.connection)
+        assert found is not None
+        return found
+
+    async def say(self, fact: EventData) -> None:
+        await self.writer.write(self.seals.arrivals([Told("controller", fact)]))
+
+    async def said_to_go(self) -> BlockDayDropped:
+        gone = await runs(self.writer.connection, self.day, await self.reached())
+        assert gone is not None
+        return BlockDayDropped(day=self.day.isoformat(), kept_days=30, runs=tuple(gone))
+
+    async def drop(self) -> None:
+        await self.writer.connection.execute("SELECT drop_block_day($1)", self.day)
+
+
+async def test_a_sealed_day_goes_as_a_whole_and_the_record_stays_whole(writer: RecordWriter, seals: Seals) -> None:
+    record_ = Sealed(writer, seals)
+    await record_.write()
+    with pytest.raises(asyncpg.InsufficientPrivilegeError, match="no decision of the record drops"):
+        await record_.drop()
+    gone = await record_.said_to_go()
+    await record_.say(gone)
+    found = await audit(writer.url)
+    assert (found.violations, found.seals, found.dropped_rows) == ([], 1, 0), "said, and not done yet"
+    await record_.drop()
+    found = await audit(writer.url)
+    assert found.violations == []
+    assert found.dropped_rows == sum(run.rows for run in gone.runs) > 20
+    assert found.by_table["block_events"] == 0
+    # The chain goes on behind what is gone.
+    traffic = Traffic(9, "later")
+    await writer.write(seals.arrivals(told for _ in range(3) for told in traffic.request()))
+    await record_.say(await seal(writer.connection, await record_.reached()))
+    found = await audit(writer.url)
+    assert (found.violations, found.seals) == ([], 2)
+
+
+async def test_a_day_that_is_not_sealed_or_lies_in_too_many_pieces_stays(
+    writer: RecordWriter, seals: Seals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_ = Sealed(writer, seals)
+    await record_.write()
+    reached = await record_.reached()
+    assert await runs(writer.connection, record_.day, reached._replace(sealed_seq=reached.sealed_seq // 2)) is None
+    monkeypatch.setattr(seals_module, "RUNS_MAX", 0)
+    assert await runs(writer.connection, record_.day, reached) is None
+
+
+async def test_a_day_that_went_without_a_word_is_missing(writer: RecordWriter, seals: Seals) -> None:
+    record_ = Sealed(writer, seals)
+    await record_.write()
+    owner = await asyncpg.connect(driver_url(writer.url))
+    await owner.execute(f"DROP TABLE block_events_{record_.day:%Y%m%d}")
+    await owner.close()
+    assert "are missing" in (await audit(writer.url)).violations[0]
+
+
+async def test_a_decision_that_is_removed_among_dropped_rows_is_missed(writer: RecordWriter, seals: Seals) -> None:
+    record_ = Sealed(writer, seals)
+    await record_.write()
+    await record_.say(await record_.said_to_go())
+    await record_.drop()
+    owner = await asyncpg.connect(driver_url(writer.url))
+    await owner.execute("SET session_replication_role = replica")
+    seqs = [row["stream_seq"] for row in await owner.fetch("SELECT stream_seq FROM decisions ORDER BY 1")]
+    await owner.execute("DELETE FROM decisions WHERE stream_seq = $1", seqs[100])
+    await owner.close()
+    found = await audit(writer.url)
+    assert any(f":{seqs[101]}: the chain breaks" in each for each in found.violations)
+    assert any("went by policy" in each for each in found.violations)
+
+
+async def test_a_record_that_was_written_anew_is_not_the_one_that_was_sealed(
+    writer: RecordWriter, seals: Seals
+) -> None:
+    """Whoever owns the server can make rows, chains and checkpoint agree again. The published head he cannot."""
+    record_ = Sealed(writer, seals)
+    await record_.write()
+    owner = await asyncpg.connect(driver_url(writer.url))
+    await owner.execute("SET session_replication_role = replica")
+    raws = await owner.fetch("SELECT stream_seq, raw FROM decisions ORDER BY stream_seq")
+    head = CHAIN_ORIGIN
+    for row in raws:
+        raw = row["raw"].replace(b'"queue_us":1000', b'"queue_us":1001') if row["stream_seq"] < 100 else row["raw"]
+        head = link(head, raw)
+        await owner.execute(
+            "UPDATE decisions SET raw = $2, chain = $3 WHERE stream_seq = $1", row["stream_seq"], raw, head
+        )
+    await owner.execute("UPDATE checkpoints SET decisions_head = $1", head)
+    await owner.close()
+    [found] = (await audit(writer.url)).violations
+    assert "is not what is there" in found
+
+
+async def test_two_rows_that_changed_places_are_found(writer: RecordWriter, seals: Seals) -> None:
+    found = await tampered(
+        writer,
+        seals,
+        "UPDATE decisions SET stream_seq = 1000000 WHERE stream_seq = 50; "
+        "UPDATE decisions SET stream_seq = 50 WHERE stream_seq = 51; "
+        "UPDATE decisions SET stream_seq = 51 WHERE stream_seq = 1000000",
+    )
+    assert ":50" in found.violations[0]
+    assert "chain breaks" in found.violations[0]
+
+
+async def test_a_changed_block_event_is_found(writer: RecordWriter, seals: Seals) -> None:
+    await writer.write(story(seals, 30))
+    owner = await asyncpg.connect(driver_url(writer.url))
+    await owner.execute("SET session_replication_role = replica")
+    seq = await owner.fetchval("SELECT min(stream_seq) FROM block_events")
+    await owner.execute("UPDATE block_events SET raw = raw || ' ' WHERE stream_seq = $1", seq)
+    await owner.close()
+    found = await audit(writer.url)
+    assert found.violations[0].startswith("block_events")
+    assert f":{seq}: the chain breaks" in found.violations[0]
