@@ -2,7 +2,21 @@
 
 import typer
 
-from cli.commands import capacity, demo, doctor, events, explain, fit, ledger, profile, status, trace, up, verify
+from cli.commands import (
+    capacity,
+    demo,
+    doctor,
+    events,
+    explain,
+    fit,
+    ledger,
+    profile,
+    replay,
+    status,
+    trace,
+    up,
+    verify,
+)
 
 app = typer.Typer(
     name="vertumnus",
@@ -17,6 +31,7 @@ app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("status")(status.status)
 app.command("explain")(explain.explain)
+app.command("replay")(replay.replay)
 app.command("verify")(verify.verify)
 app.command("profile")(profile.profile)
 app.command("fit")(fit.fit)

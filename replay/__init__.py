@@ -5,5 +5,6 @@ It reads, and it is imported by nobody but the command line.
 
 - `routers.py`, `leaders.py`: the states of router processes and of leaders, rebuilt event by event, and what they decide there.
 - `verifying.py`: every decision of the record, derived again and compared.
+- `instants.py`: the whole state as of an instant.
 - `explaining.py`: one request's decisions and what became of them.
 """

@@ -1,16 +1,9 @@
 """Places in the record as people name them: a sequence, or a time."""
 
 from datetime import UTC, datetime
-from typing import NamedTuple
 
+from replay.instants import Instant
 from replay.verifying import EVERYTHING, SEQ_MAX, Span
-
-
-class Instant(NamedTuple):
-    """A sequence of the newest log, or nanoseconds since 1970 by the senders' clocks."""
-
-    number: int
-    is_seq: bool
 
 
 def instant(name: str, text: str) -> Instant:

@@ -1,0 +1,95 @@
+"""`vertumnus replay`: the whole state as of an instant."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.commands.events import EXIT_FAILED, Json, run
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def replay(
+    at: Annotated[str | None, typer.Option("--at", metavar="SEQ|TIME", help="the instant")] = None,
+    diff: Annotated[
+        tuple[str, str] | None, typer.Option("--diff", metavar="A B", help="what differs between two instants")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Nodes, workers, caches, parameters and open requests as of a sequence of the newest log, or a time (ISO 8601, UTC).
+
+    They are folded from the record's beginning. Exit status 1 if the record begins later.
+    """
+    from cli.events.printing import progress
+    from cli.record.instants import instant
+    from cli.whereabouts import database_url
+    from replay.instants import Nothing, states
+
+    if (at is None) == (diff is None):
+        raise typer.BadParameter("give either --at INSTANT or --diff A B")
+    try:
+        asked = [instant("--at", at)] if at is not None else [instant("--diff", each) for each in diff or ()]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    url = database_url()
+    try:
+        with progress("events folded") as told:
+            found = run(lambda: states(url, asked, told))
+    except Nothing as nothing:
+        typer.echo(str(nothing), err=True)
+        raise typer.Exit(EXIT_FAILED) from nothing
+    if diff is None:
+        _print_state(found[0], json)
+    else:
+        _print_difference(found[0], found[1], json)
+
+
+def _print_state(state: dict[str, Any], json: bool) -> None:
+    import orjson
+    from rich.console import Console
+
+    if json:
+        print(orjson.dumps(state).decode())
+        return
+    console = Console(highlight=False)
+    place = state["place"]
+    console.print(f"as of {place['log']}:{place['stream_seq']}", markup=False, soft_wrap=True)
+    for name in ("nodes", "workers"):
+        console.print(_table(name.removesuffix("s"), state[name]))
+    parameters = " ".join(f"{name}={value}" for name, value in state["parameters"].items())
+    console.print(f"parameters: {parameters}", markup=False)
+    console.print(f"{state['open_requests']:,} open requests; {state['blocks']:,} different blocks are cached")
+
+
+def _table(name: str, rows: dict[str, dict[str, Any]]) -> "Table":
+    from rich.table import Table
+
+    columns = list(next(iter(rows.values()), {}))
+    table = Table(name, *columns)
+    for key, row in rows.items():
+        table.add_row(key, *(_cell(row[column]) for column in columns))
+    return table
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _print_difference(one: dict[str, Any], other: dict[str, Any], json: bool) -> None:
+    import orjson
+    from rich.console import Console
+    from rich.table import Table
+
+    from replay.instants import differences
+
+    found = differences(one, other)
+    if json:
+        print(orjson.dumps([{"field": path, "before": a, "after": b} for path, a, b in found]).decode())
+        return
+    table = Table("what", "before", "after")
+    for path, before, after in found:
+        table.add_row(path, *("" if value is None else _cell(value) for value in (before, after)))
+    Console(highlight=False).print(table)
