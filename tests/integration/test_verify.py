@@ -1,12 +1,15 @@
 """Three routers under load, killed and started anew, and then every decision in the record made again."""
 
 import asyncio
+import base64
 import json
 import os
 import random
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import asyncpg
 import httpx
 import pytest
 from typer.testing import CliRunner
@@ -15,11 +18,18 @@ from cli.embedded.nats import EmbeddedNats
 from cli.main import app
 from migrations.steps import upgrade
 from replay.findings import RECORDED_INPUTS
+from services.ledger.database import driver_url
 from shared.contracts.events import RequestAssigned, RouterLost
+from shared.contracts.ids import client_digest
 from tests.support.replica import Replica, eventually, witness
 
 PACE = {"VERTUMNUS_SPEEDUP": "200"}
 VOCABULARY = 2_000
+
+CLIENT_ID = "who-reads-this-knows-me"
+API_KEY = "sk-nobody-may-see-this"
+MARK = [1_999, 1_873, 1_777, 1_601, 1_999, 1_543, 1_321, 1_009]
+"""How each prompt begins."""
 
 
 class VerifyRig:
@@ -70,17 +80,38 @@ async def ask_on(rig: VerifyRig, chance: random.Random, requests: int) -> None:
 
         async def ask(router: Replica, prompt: list[int]) -> None:
             body = {"model": "modelled", "prompt": prompt, "max_tokens": 2}
+            known = {"x-request-id": CLIENT_ID, "authorization": f"Bearer {API_KEY}"}
             try:
-                await client.post(f"{router.url}/v1/completions", json=body)
+                await client.post(f"{router.url}/v1/completions", json=body, headers=known)
             except httpx.TransportError:
                 return
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(requests):
                 more = [chance.randrange(VOCABULARY) for _ in range(chance.randrange(10, 400))]
-                prompt = chance.choice(beginnings)[: chance.randrange(100, 320)] + more
+                prompt = MARK + chance.choice(beginnings)[: chance.randrange(100, 320)] + more
                 tasks.create_task(ask(chance.choice(rig.routers), prompt))
                 await asyncio.sleep(chance.uniform(0, 0.02))
+
+
+def marks() -> Iterator[bytes]:
+    """What a prompt, its client and his key would look like in an event, in any form that one has."""
+    yield from (CLIENT_ID.encode(), API_KEY.encode())
+    yield json.dumps(MARK, separators=(",", ":")).encode()[1:-1]
+    for packed in (struct.pack(f"<{len(MARK)}I", *MARK), struct.pack(f"<{len(MARK)}H", *MARK)):
+        for offset in range(3):  # base64 has three forms of the same bytes, by where they begin
+            yield base64.b64encode(bytes(offset) + packed)[4:-4]
+
+
+async def check_privacy(database_url: str) -> None:
+    """No prompt, no token, no key and no client's own id is in any event."""
+    connection = await asyncpg.connect(driver_url(database_url))
+    rows = await connection.fetch("SELECT raw FROM decisions UNION ALL SELECT raw FROM block_events")
+    await connection.close()
+    assert len(rows) > 1_000
+    found = {mark for mark in marks() for row in rows if mark in row["raw"]}
+    assert not found
+    assert any(client_digest(CLIENT_ID).encode() in row["raw"] for row in rows), "the marked requests are there"
 
 
 async def test_decisions_of_three_routers_come_out_again_after_crashes(
@@ -116,6 +147,7 @@ async def test_decisions_of_three_routers_come_out_again_after_crashes(
         while found["checked"].get("request-assigned", 0) < placed:  # type: ignore[attr-defined]
             await asyncio.sleep(0.2)
             found = await asyncio.to_thread(verified)
+    await check_privacy(database_url)
     checked = found["checked"]
     assert isinstance(checked, dict)
     assert found["skipped"] == []
