@@ -168,7 +168,7 @@ class NodeAgent:
             incarnation=state.incarnation,
             epoch=state.served.epoch,
             queued={worker: len(state.desk.queue(worker)) for worker in state.desk.workers},
-            running={worker: job.assign.request for worker, job in state.desk.running().items()},
+            running={worker: jobs[0].assign.request for worker, jobs in state.desk.running().items()},
             used_blocks=used_blocks,
             free_blocks=engine.prefill_ranks * engine.blocks_per_rank - used_blocks,
         )

@@ -1,7 +1,7 @@
 """The claim check: prompts are fetched from their routers just before they are needed, because no log may hold them."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import structlog
@@ -30,17 +30,36 @@ class Claims:
         self._fetches: dict[JobKey, asyncio.Task[Tokens | None]] = {}
         self._logger = structlog.get_logger(component="claims")
 
-    def prefetch(self, jobs: Iterable[Job]) -> None:
-        """Begin to fetch for each of `jobs` that has not begun."""
+    def prefetch(self, jobs: Iterable[Job], ended: Callable[[], None]) -> None:
+        """Begin to fetch for each of `jobs` that has not begun. `ended` is called when one of them has come or is lost."""
         for job in jobs:
             if job.key not in self._fetches:
-                self._fetches[job.key] = asyncio.create_task(self._fetch(job), name=f"claim {job.key.engine_id}")
+                fetch = asyncio.create_task(self._fetch(job), name=f"claim {job.key.engine_id}")
+                fetch.add_done_callback(lambda _: ended())
+                self._fetches[job.key] = fetch
 
-    async def tokens(self, job: Job) -> Tokens | None:
-        """The prompt, or None if its router has not got it any more or the job was dropped meanwhile."""
-        fetch = self._fetches[job.key]
-        await asyncio.wait([fetch])
-        return None if fetch.cancelled() else fetch.result()
+    def keep(self, wanted: Iterable[Job], of: Iterable[Job]) -> None:
+        """Drop the tokens of every one `of` these that is not wanted."""
+        keys = {job.key for job in wanted}
+        for job in of:
+            if job.key not in keys:
+                self.drop(job)
+
+    def has_arrived(self, job: Job) -> bool:
+        """Whether `tokens` can be asked for."""
+        fetch = self._fetches.get(job.key)
+        return fetch is not None and fetch.done() and fetch.result() is not None
+
+    def is_lost(self, job: Job) -> bool:
+        """Its router has not got the prompt any more, or is silent."""
+        fetch = self._fetches.get(job.key)
+        return fetch is not None and fetch.done() and fetch.result() is None
+
+    def tokens(self, job: Job) -> Tokens:
+        """The prompt. The caller has asked `has_arrived`."""
+        tokens = self._fetches[job.key].result()
+        assert tokens is not None, f"{job.key} has lost its prompt"
+        return tokens
 
     def drop(self, job: Job) -> None:
         """Nobody needs these tokens (any more)."""

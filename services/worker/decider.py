@@ -26,21 +26,26 @@ from shared.contracts.events import (
     BlocksEvicted,
     BlocksStored,
     EpochCommitted,
+    Frozen,
     KvHandedOff,
     LeadershipTaken,
     NodeDeclaredLost,
     NodeLost,
     NodeRegistered,
+    ParametersChanged,
     PrefillAborted,
     PrefillCompleted,
     PrefillStarted,
     RankAdoptedEpoch,
     RouterLost,
+    Thawed,
 )
 from shared.contracts.ids import BLOCK_ID_BYTES, BlockId, NodeId, WorkerId, epoch_of, worker_id
+from shared.model import parameters as parameters_model
 from shared.model.cost import US_PER_S
 from shared.model.lattice import Composition, Group, groups_of
 from shared.model.lost_routers import LostRouters
+from shared.model.parameters import Parameters
 
 
 class Geometry(NamedTuple):
@@ -74,15 +79,24 @@ class State:
     numbers: dict[WorkerId, int] = field(default_factory=dict)
     held_blocks: dict[WorkerId, int] = field(default_factory=dict)
     lost_routers: LostRouters = field(default_factory=LostRouters)
+    parameters: Parameters = field(default_factory=Parameters)
 
 
 class Prefilled(NamedTuple):
-    """What a job's one step gave: its own share, what the worker lost for it, and times in whole microseconds."""
+    """A job's last step, what the worker lost for it, and what all of the job's steps came to.
+
+    `queue_us` is everything between acceptance and first token that is not `prefill_us`: the queue, the time between its
+    chunks, and of packed steps the others' share.
+    """
 
     item: ItemResult
     evicted: tuple[BlockId, ...]
     queue_us: int
     prefill_us: int
+    predicted_us: int
+    computed_tokens: int
+    cached_tokens: int
+    steps: int
 
 
 def initial(node: NodeId, queue_max: int) -> State:
@@ -116,6 +130,8 @@ def evolve(state: State, stored: Stored) -> None:
             state.held_blocks[data.worker] = max(0, state.held_blocks.get(data.worker, 0) - evicted)
         case PrefillStarted() | PrefillCompleted() | PrefillAborted() as data if stored.stream_seq == 0:
             _move(state.desk, data)
+        case ParametersChanged() | Frozen() | Thawed():
+            state.parameters = parameters_model.evolve(state.parameters, stored)
         case _:
             pass
 
@@ -179,8 +195,8 @@ def lose(state: State, reason: str) -> list[EventData]:
 
 
 def start(job: Job, queue_us: int) -> list[EventData]:
-    """The head of a queue begins its step."""
-    if job.stage is not Stage.QUEUED:
+    """A queued job begins the first of its steps; the others are not announced."""
+    if job.stage is not Stage.QUEUED or job.started:
         return []
     return [
         PrefillStarted(
@@ -190,7 +206,7 @@ def start(job: Job, queue_us: int) -> list[EventData]:
 
 
 def complete(state: State, job: Job, prefilled: Prefilled) -> list[EventData]:
-    """A running step has given its first token; its blocks are the worker's."""
+    """A running step has given the first token; the prompt's blocks are the worker's."""
     if job.stage is not Stage.RUNNING:
         return []
     completed = PrefillCompleted(
@@ -198,10 +214,12 @@ def complete(state: State, job: Job, prefilled: Prefilled) -> list[EventData]:
         attempt=job.assign.attempt,
         worker=job.worker,
         node_epoch=epoch_of(job.worker),
-        computed_tokens=prefilled.item.computed_tokens,
-        cached_own_tokens=prefilled.item.cached_tokens,
+        computed_tokens=prefilled.computed_tokens,
+        cached_own_tokens=prefilled.cached_tokens,
         queue_us=prefilled.queue_us,
         prefill_us=prefilled.prefill_us,
+        steps=prefilled.steps,
+        predicted_us=prefilled.predicted_us,
     )
     return [completed, *_cache_changes(state, job, prefilled.item, prefilled.evicted)]
 
@@ -209,6 +227,11 @@ def complete(state: State, job: Job, prefilled: Prefilled) -> list[EventData]:
 def _cache_changes(state: State, job: Job, item: ItemResult, evicted: Sequence[BlockId]) -> list[EventData]:
     number = state.numbers.get(job.worker, 0)
     return changes(job.worker, state.incarnation, number, evicted, job.assign.request, item.stored)
+
+
+def chunk_done(state: State, job: Job, item: ItemResult, evicted: Sequence[BlockId]) -> list[EventData]:
+    """A running step has ended and the prompt has not: what is finished of it can be found as a prefix from now on."""
+    return _cache_changes(state, job, item, evicted) if job.stage is Stage.RUNNING else []
 
 
 def abort_job(job: Job, reason: AbortReason) -> list[EventData]:

@@ -32,7 +32,7 @@ class Desk:
         self._queues: dict[WorkerId, WorkerQueue] = {}
         self._draining: set[WorkerId] = set()
         self._open: dict[JobKey, Job] = {}
-        self._running: dict[WorkerId, Job] = {}
+        self._running: dict[WorkerId, dict[JobKey, Job]] = {}
         self._streams = 0
         self._answers: OrderedDict[JobKey, Accepted | Refused] = OrderedDict()
 
@@ -52,9 +52,9 @@ class Desk:
     def queue(self, worker: WorkerId) -> WorkerQueue:
         return self._queues[worker]
 
-    def running(self) -> dict[WorkerId, Job]:
-        """The job whose prefill each worker runs; an idle worker has no entry."""
-        return dict(self._running)
+    def running(self) -> dict[WorkerId, tuple[Job, ...]]:
+        """The jobs of the step that each worker runs; an idle worker has no entry."""
+        return {worker: tuple(jobs.values()) for worker, jobs in self._running.items()}
 
     def find(self, request: RequestId, attempt: int) -> Job | None:
         """The job while it is open."""
@@ -109,15 +109,26 @@ class Desk:
         return job
 
     def start(self, job: Job) -> None:
-        """Its prefill begins."""
-        assert job.worker not in self._running, f"{job.worker} runs a step already"
+        """A step takes it. Its first one has been announced."""
         self._queues[job.worker].remove(job)
-        self._running[job.worker] = job
-        job.stage = Stage.RUNNING
+        self._running.setdefault(job.worker, {})[job.key] = job
+        job.stage, job.started = Stage.RUNNING, True
+
+    def put_back(self, job: Job) -> None:
+        """Its step is over and its prompt is not: it is queued again."""
+        self._stop_running(job)
+        self._queues[job.worker].put_back(job)
+        job.stage = Stage.QUEUED
+
+    def _stop_running(self, job: Job) -> None:
+        jobs = self._running[job.worker]
+        del jobs[job.key]
+        if not jobs:
+            del self._running[job.worker]
 
     def stream(self, job: Job) -> None:
         """Its prefill is done."""
-        del self._running[job.worker]
+        self._stop_running(job)
         job.stage = Stage.STREAMING
         self._streams += 1
 
@@ -126,7 +137,7 @@ class Desk:
         if job.stage is Stage.QUEUED:
             self._queues[job.worker].remove(job)
         elif job.stage is Stage.RUNNING:
-            del self._running[job.worker]
+            self._stop_running(job)
         elif job.stage is Stage.STREAMING:
             self._streams -= 1
         if self._open.pop(job.key, None) is not None:
@@ -149,7 +160,10 @@ class Desk:
     def check(self) -> None:
         """Every open job is in exactly the place its stage names."""
         queued = {job.key for queue in self._queues.values() for job in queue}
-        running = {job.key for job in self._running.values()}
+        running = {key for jobs in self._running.values() for key in jobs}
+        assert all(self._running.values()), "an idle worker has an entry"
+        for queue in self._queues.values():
+            queue.check()
         assert self._streams == sum(job.stage is Stage.STREAMING for job in self._open.values()), (
             "streams are miscounted"
         )

@@ -46,7 +46,8 @@ def _agent(
         bulk=runtime.bulk,
         subjects=subjects,
         metrics=metrics,
-        coefficients_version=coefficients_of(settings).version,
+        coefficients=coefficients_of(settings),
+        step_limits=settings.step_limits,
         hung_step_s_min=settings.hung_step_s_min,
     )
     return NodeAgent(ports, projection, lambda: make_engine(node))

@@ -96,7 +96,7 @@ class Incarnation:
         if geometry.epoch:
             await self.engine.adopt(geometry.epoch, geometry.composition)
         serve(self.state, geometry, {})
-        self.ports.outbox.record(register(self.state, self.description, self.ports.coefficients_version))
+        self.ports.outbox.record(register(self.state, self.description, self.ports.coefficients.version))
         self.ports.metrics.lives.labels(self.ports.node).inc()
         self._logger.info("registered", incarnation=self.state.incarnation, epoch=geometry.epoch)
 
@@ -163,7 +163,7 @@ class Incarnation:
         """One for each worker. The old ones, if there were any, are parked and go."""
         for task in self._loop_tasks:
             task.cancel()
-        effects = Effects(self._prefilled, self._aborted, self._died)
+        effects = Effects(self._prefilled, self._aborted, self.stop_job, self._died)
         self._loops = {
             worker: StepLoop(worker, group, self.ports, self.engine, self.gate, self._claims, effects)
             for worker, group in self.state.served.workers(self.ports.node).items()
@@ -240,9 +240,12 @@ class Incarnation:
         return len(queued)
 
     def stop_job(self, job: Job, reason: AbortReason) -> None:
-        """Queued: at once. In prefill: at the next step boundary. Streaming: its stream ends, its blocks stay cached."""
+        """Queued: at once, with what the engine holds for it between two chunks. In a step: at its end. Streaming: its stream
+        ends, its blocks stay cached."""
         match job.stage:
             case Stage.QUEUED:
+                job.stop = job.stop or reason
+                self.engine.cancel(job.key.engine_id)
                 self.ports.outbox.record(abort_job(job, reason), of_job(job))
                 self._aborted(job, reason)
             case Stage.RUNNING:

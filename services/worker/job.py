@@ -1,6 +1,6 @@
 """One accepted assignment: an attempt of a request at a worker of this node."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -23,7 +23,8 @@ class JobKey(NamedTuple):
 
 
 class Stage(Enum):
-    """`QUEUED` → `RUNNING` (its prefill) → `STREAMING` (first token out, KV pinned or decoding) → `ENDED`.
+    """`QUEUED` → `RUNNING` (a step of its prefill) → `STREAMING` (first token out, KV pinned or decoding) → `ENDED`; between
+    two chunks it is `QUEUED` again.
 
     An assignment that never streams ends in `prefill-aborted`; one that does has had its `prefill-completed`.
     """
@@ -34,14 +35,51 @@ class Stage(Enum):
     ENDED = "ended"
 
 
+@dataclass(slots=True)
+class Progress:
+    """What a job's own steps have done so far. Of a packed step's time it has its share (`step_cost`)."""
+
+    steps: int = 0
+    computed_tokens: int = 0
+    measured_us: int = 0
+    predicted_us: int = 0
+
+    def add(self, computed_tokens: int, measured_us: int, predicted_us: int) -> None:
+        """One more step."""
+        self.steps += 1
+        self.computed_tokens += computed_tokens
+        self.measured_us += measured_us
+        self.predicted_us += predicted_us
+
+
 @dataclass(slots=True, eq=False)
 class Job:
-    """`accepted_ns` is monotonic. `stop` is why a running prefill is to end at its next step boundary."""
+    """`accepted_ns` is monotonic. `stop` is why a prefill ends early: one that runs does so at its next step boundary.
+    `remaining_us` is the predicted work that is left and orders the queue, so it changes only while the job is not queued.
+    `started` says that its first step has been announced."""
 
     assign: Assign
     accepted_ns: int
     stage: Stage = Stage.QUEUED
     stop: AbortReason | None = None
+    started: bool = False
+    handed_off: bool = False
+    remaining_us: int = field(init=False)
+    progress: Progress = field(default_factory=Progress)
+    _chain: tuple[BlockId, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self.remaining_us = self.assign.service_us
+
+    @property
+    def begun(self) -> bool:
+        """Whether the engine holds KV blocks for the whole prompt: it has had a step and needs more."""
+        return self.progress.steps > 0
+
+    @property
+    def holds_prefill(self) -> bool:
+        """Whether the KV of the finished prefill is still pinned, until it is handed off or its stream ends."""
+        return self.stage is Stage.STREAMING and not self.handed_off
 
     @property
     def key(self) -> JobKey:
@@ -53,5 +91,8 @@ class Job:
 
     @property
     def chain(self) -> tuple[BlockId, ...]:
-        """The ids of the prompt's whole blocks. A bad length has been refused before there was a job."""
-        return tuple(unpack_block_ids(self.assign.block_ids))
+        """The ids of the prompt's whole blocks. A bad length has been refused before there was a job. Unpacked on first use:
+        a long queue asks only for its head's."""
+        if self._chain is None:
+            self._chain = tuple(unpack_block_ids(self.assign.block_ids))
+        return self._chain

@@ -2,17 +2,20 @@
 
 from typing import NamedTuple
 
+from services.worker.composer import StepLimits
 from services.worker.decider import State
 from services.worker.metrics import WorkerMetrics
 from shared.contracts.ids import NodeId, Source
 from shared.contracts.subjects import Subjects
+from shared.model.cost import Coefficients
 from shared.runtime.clock import Clock
 from shared.runtime.outbox import Outbox
 from shared.runtime.ports import Bus
 
 
 class NodePorts(NamedTuple):
-    """`bulk` carries claims and token frames. `coefficients_version` names the set that predicts this node's prefills. An
+    """`bulk` carries claims and token frames. `coefficients` predict this node's prefills, in
+    seconds of the clock. An
     `outbox` that is full ends the process: jobs are accepted only while there is room."""
 
     node: NodeId
@@ -24,5 +27,6 @@ class NodePorts(NamedTuple):
     bulk: Bus
     subjects: Subjects
     metrics: WorkerMetrics
-    coefficients_version: str
+    coefficients: Coefficients
+    step_limits: StepLimits
     hung_step_s_min: float

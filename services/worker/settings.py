@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from services.worker.composer import StepLimits
 from shared.contracts.ids import NodeId, check_token
 from shared.model.blocks import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN
 from shared.model.cost import CoefficientsName
@@ -38,6 +39,15 @@ class WorkerSettings(ServiceSettings):
         description="the set that predicts this node's prefills: a name, or the path of your own (.json)",
     )
 
+    step_tokens_max: int | None = Field(
+        default=None, ge=1, le=1 << 20, description="uncached tokens of one step: 1024 for torch, 16384 for modelled"
+    )
+    chunk_tokens: int | None = Field(
+        default=None,
+        ge=BLOCK_TOKENS_MIN,
+        le=1 << 20,
+        description="a longer prompt takes several steps, so that others get between; by itself half of step_tokens_max",
+    )
     queue_max: int = Field(default=256, ge=1, le=10_000, description="assignments that may wait at one worker")
     hung_step_s_min: float = Field(
         default=120.0,
@@ -82,6 +92,22 @@ class WorkerSettings(ServiceSettings):
     def context_tokens(self) -> int:
         """The model's own limit applies as well."""
         return self.context_tokens_max or (8_192 if self.engine == "torch" else 1 << 17)
+
+    @property
+    def step_limits(self) -> StepLimits:
+        """Tokens of a step and of a chunk."""
+        step_tokens_max = self.step_tokens_max or (1_024 if self.engine == "torch" else 16_384)
+        return StepLimits(step_tokens_max, self.chunk_tokens or max(self.block_tokens, step_tokens_max // 2))
+
+    @model_validator(mode="after")
+    def _a_chunk_fits(self) -> Self:
+        step_tokens_max, chunk_tokens = self.step_limits
+        if not self.block_tokens <= chunk_tokens <= step_tokens_max:
+            raise ValueError(
+                f"chunk_tokens: {chunk_tokens} is outside [{self.block_tokens}, {step_tokens_max}], which are block_tokens"
+                " and step_tokens_max"
+            )
+        return self
 
     @model_validator(mode="after")
     def _names_and_engine_agree(self) -> Self:

@@ -1,33 +1,38 @@
-"""One worker's loop: the head of its queue, its tokens, one engine step, its facts. Then the next."""
+"""One worker's loop: from the claimed head of its queue the next step's items, one engine step, its facts. Then the next."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import structlog
 
 from services.worker.claims import Claims
-from services.worker.decider import Prefilled, abort_job, complete, cut_short, start
+from services.worker.composer import Share, compose
+from services.worker.decider import Prefilled, abort_job, chunk_done, complete, cut_short, start
 from services.worker.engine.protocol import (
+    STEP_ITEMS_MAX,
     Engine,
     EngineDied,
     EngineError,
+    ItemResult,
     OutOfBlocks,
     PrefillItem,
     PrefillStep,
     StepResult,
 )
 from services.worker.gate import Gate
-from services.worker.job import Job, Stage
+from services.worker.job import Job
 from services.worker.origins import of_job
 from services.worker.ports import NodePorts
+from services.worker.step_cost import shared_out, step_us
 from services.worker.stream import sampling_of
 from services.worker.waiting import within
 from shared.contracts.events import AbortReason
-from shared.contracts.ids import WorkerId
-from shared.model.blocks import Tokens
+from shared.contracts.ids import BlockId, WorkerId
 from shared.model.cost import US_PER_S
 from shared.model.lattice import Group
+from shared.model.parameters import WorkerOrder
 
 CLAIM_BYTES_MAX = 8 * 2**20
 """Prompts of one worker that are here before their turn; the head's own is fetched whatever its size."""
@@ -35,12 +40,17 @@ CLAIM_BYTES_MAX = 8 * 2**20
 HUNG_FACTOR = 10
 """A step that takes this many times its prediction, and longer than the configured minimum, is hung."""
 
+PINNED_S = 0.01
+"""Between two tries for blocks that a finished prefill still holds."""
+
 
 class Effects(NamedTuple):
-    """What a step leads to. `stream` is called when its facts are recorded, `aborted` likewise, `died` ends the engine."""
+    """What a step leads to. `stream` is called when its facts are recorded, `aborted` likewise; `stop` ends a queued job for
+    a reason; `died` ends the engine."""
 
     stream: Callable[[Job, Prefilled], None]
     aborted: Callable[[Job, AbortReason], None]
+    stop: Callable[[Job, AbortReason], None]
     died: Callable[[str], None]
 
 
@@ -61,71 +71,201 @@ class StepLoop:
         self._group = group
         self._ports = ports
         self._engine = engine
+        self._block_tokens = engine.describe().block_tokens
         self._gate = gate
         self._claims = claims
         self._effects = effects
         self._queue = ports.state.desk.queue(worker)
+        self._items_max = STEP_ITEMS_MAX
+        self._begun_only = False
         self._woken = asyncio.Event()
         self._engine_well = True
         self._logger = structlog.get_logger(component="steps", worker=worker)
 
     def wake(self) -> None:
         """Something was queued: fetch its tokens if it is near the head."""
-        self._claims.prefetch(self._queue.to_claim(CLAIM_BYTES_MAX))
+        self._near_head()
         self._woken.set()
 
     async def run(self) -> None:
         while self._engine_well:
-            job = self._queue.head
-            if job is None:
-                self._woken.clear()
+            self._woken.clear()
+            if not self._ready():
                 await self._woken.wait()
                 continue
-            self._claims.prefetch(self._queue.to_claim(CLAIM_BYTES_MAX))
-            tokens = await self._claims.tokens(job)
             async with self._gate.step(self._worker):
-                if job.stage is Stage.QUEUED:
-                    await self._serve(job, tokens)
+                # Waiting for the gate may have changed the queue.
+                if shares := self._compose():
+                    await self._serve(shares)
 
-    async def _serve(self, job: Job, tokens: Tokens | None) -> None:
-        self._claims.drop(job)
-        if tokens is None:
-            self._abort(job, "claim-lost")
-            return
-        queue_us = (self._ports.clock.monotonic_ns() - job.accepted_ns) // 1_000
-        self._ports.outbox.record(start(job, queue_us), of_job(job))
+    # --- whose turn it is
+
+    @property
+    def _order(self) -> WorkerOrder:
+        return self._ports.state.parameters.worker_order
+
+    def _near_head(self) -> list[Job]:
+        now_ns = self._ports.clock.monotonic_ns()
+        if not any(job.begun for job in self._queue):
+            self._begun_only = False
+        near = self._queue.to_claim(self._order, now_ns, CLAIM_BYTES_MAX, self._begun_only)
+        self._claims.prefetch(near, self._woken.set)
+        # What others have pushed back is fetched again in its turn. A prompt that was begun is short of its turn for one
+        # step at most, and the KV blocks that it holds bound how many there are.
+        self._claims.keep(near, [job for job in self._queue if not job.begun])
+        return near
+
+    def _ready(self) -> list[Job]:
+        """Those near the head whose tokens are here. Nobody overtakes a prompt that is on its way if order is arrival."""
+        near = self._near_head()
+        if lost := [job for job in near if self._claims.is_lost(job)]:
+            for job in lost:
+                self._abort(job, "claim-lost")
+            # Others are near the head now.
+            near = self._near_head()
+        arrived = self._claims.has_arrived
+        return list(takewhile(arrived, near) if self._order == "fcfs" else filter(arrived, near))
+
+    def _compose(self) -> list[Share]:
+        return compose(
+            self._ready(),
+            lambda job: self._engine.cached_blocks(self._group, job.chain),
+            self._order,
+            self._ports.step_limits,
+            self._items_max,
+            self._block_tokens,
+        )
+
+    # --- one step
+
+    async def _serve(self, shares: list[Share]) -> None:
+        for share in shares:
+            self._begin(share.job)
+        # Asked now: by the time that the refusal is here, they may have let go.
+        others_hold = any(job.worker == self._worker and job.holds_prefill for job in self._ports.state.desk)
         try:
-            result = await self._prefill(job, tokens)
+            result = await self._prefill(shares)
         except OutOfBlocks as error:
-            self._logger.warning("out of blocks", request=job.assign.request, error=str(error))
-            self._abort(job, "out-of-blocks")
+            await self._out_of_blocks(shares, error, others_hold)
         except EngineDied as error:
             self._died(str(error))
         except TimeoutError as error:
             self._died(f"hung step of {self._worker}: {error}")
         except EngineError as error:
-            self._logger.error("engine refused", request=job.assign.request, error=str(error))
-            self._abort(job, "engine")
+            self._refused(shares, error)
         else:
-            self._finish(job, result, queue_us)
+            self._items_max, self._begun_only = STEP_ITEMS_MAX, False
+            self._finish(shares, result)
 
-    def _finish(self, job: Job, result: StepResult, queue_us: int) -> None:
-        item = result.items[0]
-        assert item.outcome != "unfinished", "this loop gives an engine whole prompts"
-        if item.outcome == "cancelled":
-            reason = job.stop or "cancelled"
-            self._ports.outbox.record(cut_short(self._ports.state, job, reason, item, result.evicted), of_job(job))
-            self._effects.aborted(job, reason)
-            return
-        prefilled = Prefilled(item, result.evicted, queue_us, round(result.seconds * US_PER_S))
-        self._ports.outbox.record(complete(self._ports.state, job, prefilled), of_job(job))
-        self._effects.stream(job, prefilled)
+    def _begin(self, job: Job) -> None:
+        if job.started:
+            self._ports.state.desk.start(job)
+        else:
+            queue_us = (self._ports.clock.monotonic_ns() - job.accepted_ns) // 1_000
+            self._ports.outbox.record(start(job, queue_us), of_job(job))
 
-    async def _prefill(self, job: Job, tokens: Tokens) -> StepResult:
-        item = PrefillItem(job.key.engine_id, tokens, job.chain, sampling_of(job.assign))
-        step = PrefillStep(self._ports.state.served.epoch, self._group, (item,))
-        limit_s = max(self._ports.hung_step_s_min, HUNG_FACTOR * job.assign.service_us / US_PER_S)
+    async def _prefill(self, shares: Sequence[Share]) -> StepResult:
+        items = tuple(
+            PrefillItem(
+                share.job.key.engine_id,
+                self._claims.tokens(share.job),
+                share.job.chain,
+                sampling_of(share.job.assign),
+                share.until,
+            )
+            for share in shares
+        )
+        step = PrefillStep(self._ports.state.served.epoch, self._group, items)
+        sizes = [(share.uncached_tokens, share.cached_tokens) for share in shares]
+        predicted_us = step_us(self._ports.coefficients, self._group.degree, sizes)
+        limit_s = max(self._ports.hung_step_s_min, HUNG_FACTOR * predicted_us / US_PER_S)
         return await within(self._ports.clock, limit_s, self._engine.prefill(step))
+
+    def _finish(self, shares: Sequence[Share], result: StepResult) -> None:
+        """Facts of every item, in order. Of the step's evictions the first one tells."""
+        sizes = [(item.computed_tokens, item.cached_tokens) for item in result.items]
+        measured_us = round(result.seconds * US_PER_S)
+        costs = shared_out(self._ports.coefficients, self._group.degree, sizes, measured_us)
+        evicted = result.evicted
+        for share, item, cost in zip(shares, result.items, costs, strict=True):
+            share.job.progress.add(item.computed_tokens, cost.measured_us, cost.predicted_us)
+            self._finish_item(share.job, item, evicted)
+            evicted = ()
+
+    def _finish_item(self, job: Job, item: ItemResult, evicted: tuple[BlockId, ...]) -> None:
+        state, outbox = self._ports.state, self._ports.outbox
+        match item.outcome:
+            case "cancelled":
+                reason = job.stop or "cancelled"
+                outbox.record(cut_short(state, job, reason, item, evicted), of_job(job))
+                self._effects.aborted(job, reason)
+            case "unfinished":
+                outbox.record(chunk_done(state, job, item, evicted), of_job(job))
+                done_tokens = item.cached_tokens + item.computed_tokens
+                job.remaining_us = self._ports.coefficients.prefill_us(
+                    self._group.degree, job.assign.prompt_tokens - done_tokens, done_tokens
+                )
+                self._put_back(job)
+            case "finished":
+                prefilled = self._prefilled(job, item, evicted)
+                self._claims.drop(job)
+                outbox.record(complete(state, job, prefilled), of_job(job))
+                self._effects.stream(job, prefilled)
+
+    def _prefilled(self, job: Job, item: ItemResult, evicted: tuple[BlockId, ...]) -> Prefilled:
+        done, since_us = job.progress, (self._ports.clock.monotonic_ns() - job.accepted_ns) // 1_000
+        return Prefilled(
+            item,
+            evicted,
+            queue_us=max(0, since_us - done.measured_us),
+            prefill_us=done.measured_us,
+            predicted_us=done.predicted_us,
+            computed_tokens=done.computed_tokens,
+            cached_tokens=job.assign.prompt_tokens - done.computed_tokens,
+            steps=done.steps,
+        )
+
+    # --- steps that did not work out
+
+    async def _out_of_blocks(self, shares: list[Share], error: OutOfBlocks, others_hold: bool) -> None:
+        """Fewer go first, because together they may need more than each of them does. A single request that finds no room
+        leaves it to those which were begun, for they give theirs up when they end; as do those whose first token or
+        hand-off is on its way."""
+        jobs = [share.job for share in shares]
+        if len(jobs) > 1:
+            self._items_max = len(jobs) // 2
+        elif any(job.begun for job in self._queue):
+            self._begun_only = True
+        elif others_hold:
+            await self._ports.clock.sleep(PINNED_S)
+        else:
+            self._logger.warning("out of blocks", request=jobs[0].assign.request, error=str(error))
+            self._abort(jobs[0], "out-of-blocks")
+            return
+        self._put_all_back(jobs)
+
+    def _refused(self, shares: list[Share], error: EngineError) -> None:
+        """An engine refuses steps, not requests: one by one, all but the one that it means go through."""
+        jobs = [share.job for share in shares]
+        if len(jobs) > 1:
+            self._items_max = 1
+            self._put_all_back(jobs)
+            return
+        self._logger.error("engine refused", request=jobs[0].assign.request, error=str(error))
+        self._engine.release(jobs[0].key.engine_id)
+        self._abort(jobs[0], "engine")
+
+    def _put_all_back(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._put_back(job)
+
+    def _put_back(self, job: Job) -> None:
+        """Between two steps it is queued, so it can be stopped; a worker that drains gives it back."""
+        self._ports.state.desk.put_back(job)
+        if job.stop is not None:
+            self._effects.stop(job, job.stop)
+        elif self._ports.state.desk.is_draining(self._worker):
+            self._effects.stop(job, "draining")
 
     def _died(self, reason: str) -> None:
         """The next in line must not meet a dead engine."""

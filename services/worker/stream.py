@@ -47,7 +47,7 @@ class Stream:
         self._waiting.append(first)
         await self._send(
             finish="stop" if stopped else "length" if alone else None,
-            cached_tokens=prefilled.item.cached_tokens,
+            cached_tokens=prefilled.cached_tokens,
             queue_us=prefilled.queue_us,
             prefill_us=prefilled.prefill_us,
         )
@@ -56,6 +56,7 @@ class Stream:
         handed_off = await self._engine.hand_off(job.key.engine_id)
         self._outbox.record(hand_off(job, handed_off), of_job(job))
         self._engine.release(job.key.engine_id)
+        job.handed_off = True
         await self._decode(first.token)
 
     async def _decode(self, first_token: int) -> None:

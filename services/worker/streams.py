@@ -73,5 +73,5 @@ class Streams:
         metrics.ended.labels("completed").inc()
         metrics.prefill_s.labels(served[job.worker].degree).observe(prefilled.prefill_us / US_PER_S)
         metrics.queue_s.observe(prefilled.queue_us / US_PER_S)
-        metrics.tokens.labels("computed").inc(prefilled.item.computed_tokens)
-        metrics.tokens.labels("cached").inc(prefilled.item.cached_tokens)
+        metrics.tokens.labels("computed").inc(prefilled.computed_tokens)
+        metrics.tokens.labels("cached").inc(prefilled.cached_tokens)

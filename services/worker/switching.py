@@ -1,6 +1,6 @@
 """Drain and adopt: how one incarnation gets from a geometry to the next.
 
-    drain    refuse at the retiring workers · return what is queued there · let their steps end ·
+    drain    refuse at the retiring workers · return what is queued there · let their steps end, return unfinished prompts ·
              let the other workers' steps end too and hold them · `drain-completed` · hold for the switch
     adopt    park at a step boundary · the engine switches · return what the old ids have queued · `rank-adopted-epoch`
 
@@ -17,6 +17,7 @@ from services.worker.decider import Geometry, serve
 from services.worker.engine.protocol import Busy, EngineDied, EngineError, StaleEpoch
 from services.worker.geometry import adopted, drained, refuse_adopt, refuse_drain
 from services.worker.incarnation import Incarnation
+from services.worker.job import Stage
 from services.worker.origins import of_epoch
 from services.worker.waiting import within
 from shared.contracts.commands import Accepted, Adopt, Drain, Refused
@@ -60,8 +61,13 @@ class Switching:
 
     async def _finish_drain(self, coming_epoch: int, workers: tuple[WorkerId, ...], returned_requests: int) -> None:
         began_ns = self._ports.clock.monotonic_ns()
+        running = self._state.desk.running()
         try:
             await self._gate.idle(workers)
+            # A prompt that had only a chunk in its step was given back after it.
+            returned_requests += sum(
+                job.stage is Stage.ENDED and job.stop == "draining" for each in workers for job in running.get(each, ())
+            )
             await self._gate.parked()
             drain_us = (self._ports.clock.monotonic_ns() - began_ns) // 1_000
             facts = drained(self._state, workers, returned_requests, drain_us)

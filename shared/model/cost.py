@@ -53,6 +53,14 @@ class Coefficients(BaseModel):
         divided = self.c * R + self.alpha * attended_pairs(R, P)
         return round((shared + divided / degree) * US_PER_S)
 
+    def constant_us(self, degree: int) -> int:
+        """d + g(C-1): what a step costs whatever is in it."""
+        return self.prefill_us(degree, 0, 0)
+
+    def adds_us(self, degree: int, uncached_tokens: int, cached_tokens: int) -> int:
+        """What a request adds to a step: E_C(R, P) without the step's constant."""
+        return self.prefill_us(degree, uncached_tokens, cached_tokens) - self.constant_us(degree)
+
     def slo_us(self, prompt_tokens: int) -> int:
         """τ for a request that names no SLO: 0.5 s + 3·E_4(L, 0)."""
         return US_PER_S // 2 + 3 * self.prefill_us(4, prompt_tokens, 0)

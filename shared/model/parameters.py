@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from shared.contracts.envelope import Stored
 from shared.contracts.events import Frozen, ParametersChanged, Thawed
 
+WorkerOrder = Literal["shortest-first", "fcfs"]
+
 
 class Parameters(BaseModel):
     """`version` counts changes; every decision names it. Units are in the names."""
@@ -22,6 +24,10 @@ class Parameters(BaseModel):
     placement_policy: Literal["paper", "least-work"] = "paper"
     beta: float = Field(default=3.0, ge=1, le=100, description="weight of the service time (paper: β ≥ 1)")
     lam: float = Field(default=0.1, ge=0, le=10, description="price of extra GPU-seconds (paper: λ ≥ 0)")
+    worker_order: WorkerOrder = Field(
+        default="shortest-first",
+        description="least predicted work first, packed and in chunks; or by arrival and one whole prompt at a time (paper)",
+    )
     attempts_max: int = Field(default=4, ge=1, le=20)
 
     window_s: int = Field(default=20, ge=1, le=3600, description="H, length of an observation window")

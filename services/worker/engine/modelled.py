@@ -265,13 +265,9 @@ class ModelledEngine:
     def _step_s(self, degree: int, items: Sequence[Reserved]) -> float:
         """Seconds of the clock. A packed step pays the constant d + g(C-1) once (model, 2.1)."""
         costs = self._node.coefficients
-        constant_us = costs.prefill_us(degree, 0, 0)
-        shares_us = [
-            costs.prefill_us(degree, each.end_tokens - each.cached_tokens, each.cached_tokens) - constant_us
-            for each in items
-        ]
+        shares_us = [costs.adds_us(degree, each.end_tokens - each.cached_tokens, each.cached_tokens) for each in items]
         noise = max(NOISE_MIN, self._chance.gauss(1.0, self._node.noise_sd))
-        seconds = (constant_us + sum(shares_us)) / US_PER_S
+        seconds = (costs.constant_us(degree) + sum(shares_us)) / US_PER_S
         return seconds * noise * self._node.straggler / self._node.speedup
 
     def _finish(self, reserved: Reserved) -> ItemResult:

@@ -70,7 +70,12 @@ class PrefillStarted(EventData):
 
 @event("prefill-completed", channel=Channel.WORKERS, senders=("worker",))
 class PrefillCompleted(EventData):
-    """Measured R, P by source, and seconds. computed + cached_own + cached_in_flight + cached_fetched = prompt tokens."""
+    """Measured R, P by source, and seconds. computed + cached_own + cached_in_flight + cached_fetched = prompt tokens.
+
+    `prefill_us` is the time of the request's `steps`. A step that several requests share counts for each by its part of the
+    step's prediction, so `prefill_us` over `predicted_us` (by the node's registered coefficients; None if the agent did not
+    say) is measured over predicted whatever else ran. `queue_us` is all the rest of the time from acceptance to first token.
+    """
 
     request: RequestId
     attempt: int
@@ -83,6 +88,7 @@ class PrefillCompleted(EventData):
     queue_us: int
     fetch_us: int = 0
     prefill_us: int
+    predicted_us: int | None = None
     steps: int = 1
     fetch_fallback: str | None = None
 

@@ -6,6 +6,7 @@ from itertools import count
 from services.router.decider import Arrival, State, evolve, initial
 from shared.contracts.envelope import Envelope, EventData, Stored
 from shared.contracts.events import (
+    BlocksStored,
     CommittedWorker,
     EpochCommitted,
     NodeRegistered,
@@ -159,6 +160,19 @@ def arrival(request: str, tokens: int = 1_000, *, max_tokens: int = 10, salt: in
 
 def started(request: str, worker: WorkerId, attempt: int = 1) -> PrefillStarted:
     return PrefillStarted(request=RequestId(request), attempt=attempt, worker=worker, queue_us=0)
+
+
+def chunk(request: str, worker: WorkerId, done_tokens: int) -> BlocksStored:
+    """The prompt is computed and stored up to here."""
+    return BlocksStored(
+        worker=worker,
+        incarnation=1,
+        number=1,
+        cause="prefill",
+        request=RequestId(request),
+        first_depth=0,
+        blocks=done_tokens // BLOCK_TOKENS,
+    )
 
 
 def prefilled(request: str, worker: WorkerId, attempt: int = 1, tokens: int = 1_000) -> PrefillCompleted:

@@ -5,7 +5,20 @@ from hashlib import blake2b
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from router_world import ME, NOW_NS, ROUND, SECOND_NS, Log, arrival, blocks, pool_of, prefilled, registered, started
+from router_world import (
+    ME,
+    NOW_NS,
+    ROUND,
+    SECOND_NS,
+    Log,
+    arrival,
+    blocks,
+    chunk,
+    pool_of,
+    prefilled,
+    registered,
+    started,
+)
 
 from services.router.decider import Moment, receive
 from services.router.placement import Candidate, Placement, Question, choose, eligible
@@ -271,6 +284,34 @@ class TestReservation:
         log.fold(*receive(log.state, arrival("r2"), Moment(NOW_NS, log.seq)), source=ME)
         load = log.state.loads.of_worker[first.worker]
         assert load.at(NOW_NS + round(elapsed_s * SECOND_NS)) == (remaining_us + 1_500_000, False)
+
+    def test_the_time_of_a_packed_step_is_taken_off_once(self) -> None:
+        log = Log()
+        log.fold(*pool_of(8))
+        for request in ("r1", "r2"):
+            worker = assign(log, request).worker
+        log.fold(started("r1", worker), started("r2", worker))
+        load = log.state.loads.of_worker[worker]
+        assert load.at(NOW_NS + SECOND_NS) == (2_000_000, False)
+        assert load.at(NOW_NS + 8 * SECOND_NS) == (2_000_000, False), "hung after three times 3 s, not after 5 s"
+        assert load.at(NOW_NS + 10 * SECOND_NS) == (2_500_000, True)
+
+    def test_a_chunk_takes_its_part_off_and_shows_that_the_worker_lives(self) -> None:
+        """500 of 1,000 tokens are stored after 4 s; then another request has a step in between."""
+        log = Log()
+        log.fold(*pool_of(8))
+        for request in ("r1", "r2"):
+            worker = assign(log, request).worker
+        log.fold(started("r1", worker))
+        log.fold(chunk("r1", worker, 500), time_ns=NOW_NS + 4 * SECOND_NS)
+        load = log.state.loads.of_worker[worker]
+        assert load.at(NOW_NS + 4 * SECOND_NS) == (750_000 + 1_500_000, False)
+        log.fold(started("r2", worker), time_ns=NOW_NS + 5 * SECOND_NS)
+        assert load.at(NOW_NS + 6 * SECOND_NS) == (1_250_000, False)
+        log.fold(prefilled("r2", worker), time_ns=NOW_NS + 7 * SECOND_NS)
+        assert load.at(NOW_NS + 7 * SECOND_NS) == (750_000, False)
+        assert load.at(NOW_NS + 12 * SECOND_NS + 1_000) == (1_250_000, True), "5 s without a sign"
+        log.state.loads.check()
 
     def test_an_agent_whose_clock_is_ahead_takes_no_time_off(self) -> None:
         log = Log()

@@ -11,6 +11,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from services.worker.agent import NodeAgent
+from services.worker.composer import StepLimits
 from services.worker.decider import evolve, initial
 from services.worker.engine.modelled import ModelledEngine, ModelledNode
 from services.worker.job import Stage
@@ -71,6 +72,8 @@ SMALL = ModelledNode(
     link_bytes_per_s=1e6,
 )
 
+LIMITS = StepLimits(step_tokens_max=8_192, chunk_tokens=4_096)
+
 
 def prompt(length: int, seed: int = 0) -> Tokens:
     return np.random.default_rng(seed).integers(0, 10_000, length, dtype=np.uint32)
@@ -95,6 +98,7 @@ class World:
     prompts: dict[RequestId, Tokens] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
     engines: list[ModelledEngine] = field(default_factory=list)
+    step_limits: StepLimits = LIMITS
     starts: int = 0
     engine_class: type[ModelledEngine] = ModelledEngine
 
@@ -121,7 +125,8 @@ class World:
             bulk=self.bus,
             subjects=SUBJECTS,
             metrics=WorkerMetrics(CollectorRegistry()),
-            coefficients_version=COSTS.version,
+            coefficients=COSTS,
+            step_limits=self.step_limits,
             hung_step_s_min=5.0,
         )
         self.state = state
@@ -275,8 +280,8 @@ def check(world: World, agent: NodeAgent) -> None:
     for engine in world.engines:
         engine.check()
     if agent._life is not None:
-        queued = {job.key for job in world.state.desk if job.stage is Stage.QUEUED}
-        assert agent._life[0]._claims._fetches.keys() <= queued, "tokens of a job that is not queued"
+        needed = {job.key for job in world.state.desk if job.stage in (Stage.QUEUED, Stage.RUNNING)}
+        assert agent._life[0]._claims._fetches.keys() <= needed, "tokens of a job that is past its prefill"
 
 
 async def kill(agent: NodeAgent) -> None:

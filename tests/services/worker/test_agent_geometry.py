@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.worker.composer import StepLimits
 from services.worker.engine.modelled import ModelledEngine
 from services.worker.engine.protocol import RankAdopted, RolledBack
 from shared.contracts.commands import Adopt, Drain
@@ -59,9 +60,9 @@ async def test_a_repeated_drain_is_completed_once() -> None:
 
 async def test_other_workers_serve_during_a_drain_and_are_held_at_its_end() -> None:
     """The switch moves all ranks of the node, so it must find all of them between steps."""
-    world = World()
+    world = World(step_limits=StepLimits(256, 256))
     async with running(world):
-        await world.ask(world.assignment("retires", prompt(300)))
+        await world.ask(world.assignment("retires", prompt(250)))
         for index in range(3):
             await world.ask(world.assignment(f"stays{index}", prompt(200, seed=index), at=worker(2)))
         await world.ask(order(worker(0), worker(1)))

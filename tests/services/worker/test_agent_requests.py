@@ -6,7 +6,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from services.worker import desk
+from services.worker import desk, queue
 from services.worker.engine.modelled import ModelledEngine
 from services.worker.engine.protocol import PrefillStep, StepResult
 from services.worker.job import Stage
@@ -379,9 +379,23 @@ async def test_tokens_are_claimed_before_the_request_reaches_the_head() -> None:
     async with running(world):
         for index in range(8):
             await world.ask(world.assignment(f"r{index}", prompt(200)))
-        assert [claim.request for claim in world.claims] == ["r0", "r1", "r2", "r3", "r4"], "the head and four more"
+        assert [claim.request for claim in world.claims] == [f"r{index}" for index in range(8)]
         await world.clock.advance(2.0)
         assert len(world.events(PrefillCompleted)) == 8
+
+
+async def test_no_more_is_claimed_than_a_step_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "CLAIMS_AHEAD_MAX", 2)
+    world = World()
+    async with running(world):
+        for index, length in enumerate((200, 40, 30, 20)):
+            await world.ask(world.assignment(f"r{index}", prompt(length, seed=index)))
+        assert [claim.request for claim in world.claims] == ["r0", "r1", "r2", "r3"], (
+            "each was near the head when it came"
+        )
+        await world.clock.advance(2.0)
+        assert [claim.request for claim in world.claims][4:] == ["r1"], "r3 had pushed it back"
+        assert [each.request for each in world.events(PrefillCompleted)] == ["r0", "r3", "r2", "r1"]
 
 
 async def test_a_long_prompt_comes_in_several_frames() -> None:

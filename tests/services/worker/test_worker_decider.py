@@ -13,6 +13,7 @@ from services.worker.decider import (
     Prefilled,
     State,
     abort_job,
+    chunk_done,
     complete,
     cut_short,
     evolve,
@@ -25,7 +26,7 @@ from services.worker.decider import (
 from services.worker.engine.modelled import ModelledEngine
 from services.worker.engine.protocol import ItemResult, Stored, Token
 from services.worker.geometry import drained, refuse_adopt
-from services.worker.job import JobKey, Stage
+from services.worker.job import Job, JobKey, Stage
 from shared.contracts import envelope
 from shared.contracts.commands import Adopt
 from shared.contracts.envelope import Envelope, EventData
@@ -108,26 +109,45 @@ class Node(RuleBasedStateMachine):
 
     @rule(rank=st.sampled_from([0, 1, 2]))
     def begin(self, rank: int) -> None:
-        if worker(rank) in self.state.desk.running():
-            return
-        if (job := self.state.desk.queue(worker(rank)).head) is not None:
-            self.record(start(job, 0))
-            assert start(job, 0) == [], "a decision may be repeated"
+        for job in list(self.state.desk.queue(worker(rank)).in_order("shortest-first", 0))[:2]:
+            if job.started:
+                assert start(job, 0) == [], "a prefill is announced once"
+                self.state.desk.start(job)
+            else:
+                self.record(start(job, 0))
+                assert start(job, 0) == [], "a decision may be repeated"
 
     @rule(rank=st.sampled_from([0, 1, 2]), blocks=st.integers(0, 4), evicted=st.integers(0, 3))
     def finish(self, rank: int, blocks: int, evicted: int) -> None:
-        job = self.state.desk.running().get(worker(rank))
+        job = self.in_step(rank)
         if job is None:
             return
         gone = min(evicted, self.state.held_blocks.get(worker(rank), 0))
         result = ItemResult(job.key.engine_id, 0, 64, Token(1), Stored(0, blocks))
         ids = tuple(BlockId(bytes([index]) * BLOCK_ID_BYTES) for index in range(gone))
-        self.record(complete(self.state, job, Prefilled(result, ids, 0, 1)))
-        assert complete(self.state, job, Prefilled(result, ids, 0, 1)) == []
+        prefilled = Prefilled(
+            result, ids, queue_us=0, prefill_us=1, predicted_us=1, computed_tokens=64, cached_tokens=0, steps=1
+        )
+        self.record(complete(self.state, job, prefilled))
+        assert complete(self.state, job, prefilled) == []
+
+    @rule(rank=st.sampled_from([0, 1, 2]), blocks=st.integers(0, 3), evicted=st.integers(0, 3))
+    def end_a_chunk(self, rank: int, blocks: int, evicted: int) -> None:
+        if (job := self.in_step(rank)) is not None:
+            gone = min(evicted, self.state.held_blocks.get(worker(rank), 0))
+            result = ItemResult(job.key.engine_id, 0, 48, None, Stored(0, blocks), "unfinished")
+            ids = tuple(BlockId(bytes([index]) * BLOCK_ID_BYTES) for index in range(gone))
+            self.record(chunk_done(self.state, job, result, ids))
+            self.state.desk.put_back(job)
+            assert chunk_done(self.state, job, result, ids) == []
+            assert job.stage is Stage.QUEUED, "between two chunks it counts as queued"
+
+    def in_step(self, rank: int) -> Job | None:
+        return next(iter(self.state.desk.running().get(worker(rank), ())), None)
 
     @rule(rank=st.sampled_from([0, 1, 2]), blocks=st.integers(0, 4))
     def cancel_in_its_step(self, rank: int, blocks: int) -> None:
-        if (job := self.state.desk.running().get(worker(rank))) is not None:
+        if (job := self.in_step(rank)) is not None:
             held = self.state.held_blocks.get(job.worker, 0)
             result = ItemResult(job.key.engine_id, 0, 64, None, Stored(0, blocks), "cancelled")
             self.record(cut_short(self.state, job, "cancelled", result, ()))
@@ -136,7 +156,7 @@ class Node(RuleBasedStateMachine):
 
     @rule(rank=st.sampled_from([0, 1, 2]))
     def break_off(self, rank: int) -> None:
-        if (job := self.state.desk.running().get(worker(rank))) is not None:
+        if (job := self.in_step(rank)) is not None:
             self.record(abort_job(job, "cancelled"))
             assert abort_job(job, "cancelled") == []
 
