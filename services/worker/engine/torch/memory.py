@@ -10,12 +10,6 @@ from typing import NamedTuple
 from services.worker.engine.torch.kv_layout import KvLayout
 from services.worker.engine.torch.model_config import DTYPE_BYTES, ModelConfig
 
-MASK_TILE = 256
-"""Rows of the attention mask (`attention.TILE`)."""
-
-MASK_ELEMENT_BYTES = 3
-"""A mask is made of a boolean and its triangle, and filled in by way of a copy of itself."""
-
 
 class StepBytes(NamedTuple):
     """What one prefill step of one prompt takes on a rank, at its peak, beside weights, pools and tables."""
@@ -26,7 +20,6 @@ class StepBytes(NamedTuple):
     """What the rank sends to its group, and what it gets from it."""
     activations: int
     """Of the tokens that the rank computes."""
-    mask: int
 
     @property
     def total(self) -> int:
@@ -45,16 +38,15 @@ def step_bytes(config: ModelConfig, prefix_tokens: int, suffix_tokens: int, degr
         context=keys * token_kv_bytes,
         exchange=exchanged_tokens * token_kv_bytes,
         activations=local_tokens * _activations(config) * size,
-        mask=MASK_TILE * (keys + MASK_TILE) * (size + MASK_ELEMENT_BYTES),
     )
 
 
 def _activations(config: ModelConfig) -> int:
     """Numbers per token where a layer is widest: the residual and its norm beside the MLP's gate, its activation and up, or
-    beside queries, keys, values and the attention's output."""
+    beside queries, keys, values and the attention's output: its two parts and what they are merged to."""
     experts = config.experts.per_token * config.experts.intermediate if config.experts else 0
     mlp = 3 * max(config.intermediate, experts)
-    attention = 3 * config.q_heads * config.head_dim + 2 * config.kv_heads * config.head_dim
+    attention = 4 * config.q_heads * config.head_dim + 2 * config.kv_heads * config.head_dim
     return 2 * config.hidden + max(mlp, attention)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from services.worker.engine.protocol import Token
-from services.worker.engine.torch.attention import CausalMask, attend_causally, attend_partially, merge
+from services.worker.engine.torch.attention import Partial, attend, attend_causally, merge
 from services.worker.engine.torch.groups import Groups
 from services.worker.engine.torch.kv_memory import KvMemory, plan_of
 from services.worker.engine.torch.messages import Part, Prefill
@@ -97,22 +97,15 @@ class _LocalPart:
     def write(self, layer: int) -> None:
         self._memory.write_layer(self._written, layer, self._context_2SGD)
 
-    def attend(self, q_THD: Tensor, mask: CausalMask) -> Tensor:
-        outputs, local = [], 0
+    def attend(self, q_THD: Tensor) -> Partial:
+        """To the context as far as each query sees it, which lacks the prefix if queries move."""
+        found, local = [], 0
         for start, end in self.cut.spans:
-            keys_SGD, values_SGD = self._context_2SGD[:, : self._before_tokens + end]
-            outputs.append(attend_causally(q_THD[local : local + end - start], keys_SGD, values_SGD, mask))
-            local += end - start
-        return torch.cat(outputs)
-
-    def attend_suffix(self, q_THD: Tensor, mask: CausalMask) -> tuple[Tensor, Tensor]:
-        """Partial output and log-sum-exp over the suffix alone, where queries move."""
-        parts, local = [], 0
-        for start, end in self.cut.spans:
-            keys_SGD, values_SGD = self.suffix_2SGD[:, :end]
-            parts.append(attend_partially(q_THD[local : local + end - start], keys_SGD, values_SGD, mask))
-            local += end - start
-        return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
+            if start < end:
+                keys_SGD, values_SGD = self._context_2SGD[:, : self._before_tokens + end]
+                found.append(attend_causally(q_THD[local : local + end - start], keys_SGD, values_SGD))
+                local += end - start
+        return Partial(torch.cat([part.out_THD for part in found]), torch.cat([part.lse_TH for part in found]))
 
     def finish(self) -> None:
         """Publish what was written, and make sure that the prefix was what the command meant to the end."""
@@ -131,7 +124,6 @@ class _Attention:
         self._parts, self._group, self._groups = parts, group, groups
         self._lengths = [part.tokens for part in parts]
         self._gathered_tokens = sum(2 * part.cut.chunk_tokens for part in parts if not part.cut.alone)
-        self._mask = CausalMask(max(part.end for part in parts), parts[0].suffix_2SGD.dtype)
 
     def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
         kvs = torch.split(torch.stack((k_TGD, v_TGD)), self._lengths, dim=1)
@@ -147,7 +139,7 @@ class _Attention:
         return torch.cat([self._attend(part, q) for part, q in zip(self._parts, queries, strict=True)])
 
     def _attend(self, part: _LocalPart, q_THD: Tensor) -> Tensor:
-        return self._move_queries(part, q_THD) if part.moves_queries else part.attend(q_THD, self._mask)
+        return self._move_queries(part, q_THD) if part.moves_queries else part.attend(q_THD).out_THD
 
     def _move_queries(self, part: _LocalPart, q_THD: Tensor) -> Tensor:
         """Everybody's queries to this rank's part of the prefix, the partial results back, and the suffix here."""
@@ -155,11 +147,10 @@ class _Attention:
         padded_THD[: part.tokens] = q_THD
         q_RTHD = self._groups.all_gather(self._group, padded_THD)
         keys_SGD, values_SGD = part.prefix_2SGD
-        out_THD, lse_TH = attend_partially(q_RTHD.flatten(0, 1), keys_SGD, values_SGD, None)
-        outs_RTHD = self._groups.exchange(self._group, out_THD.view_as(q_RTHD))[:, : part.tokens]
-        lses_RTH = self._groups.exchange(self._group, lse_TH.view(q_RTHD.shape[:3]))[:, : part.tokens]
-        own_THD, own_TH = part.attend_suffix(q_THD, self._mask)
-        return merge(torch.cat((outs_RTHD, own_THD[None])), torch.cat((lses_RTH, own_TH[None])))
+        out_THD, lse_TH = attend(q_RTHD.flatten(0, 1), keys_SGD, values_SGD)
+        outs_RTHD = self._groups.exchange(self._group, out_THD.reshape_as(q_RTHD))[:, : part.tokens]
+        lses_RTH = self._groups.exchange(self._group, lse_TH.reshape(q_RTHD.shape[:3]))[:, : part.tokens]
+        return merge([part.attend(q_THD), *map(Partial, outs_RTHD, lses_RTH)]).out_THD
 
     def _exchange(self, kvs: Sequence[Tensor]) -> None:
         """Bring the whole suffix of every part that was cut into its context, in the order of the sequence."""

@@ -2,21 +2,19 @@
 
 from pathlib import Path
 
-from services.worker.engine.torch.attention import TILE
 from services.worker.engine.torch.kv_layout import KvLayout
-from services.worker.engine.torch.memory import MASK_TILE, StepBytes, rope_bytes, sequence_bytes, step_bytes
+from services.worker.engine.torch.memory import StepBytes, rope_bytes, sequence_bytes, step_bytes
 from services.worker.engine.torch.model_config import read_config
 
 
 def test_a_step_by_hand(tiny_qwen3: Path) -> None:
     """2 key/value heads of 24 in float32: 384 bytes of keys and values per token and layer."""
     config = read_config(tiny_qwen3)
-    widest = max(3 * config.intermediate, 3 * config.q_heads * 24 + 2 * 2 * 24)
+    widest = max(3 * config.intermediate, 4 * config.q_heads * 24 + 2 * 2 * 24)
     assert step_bytes(config, prefix_tokens=64, suffix_tokens=100, degree=4) == StepBytes(
         context=(64 + 104) * 384,  # eight chunks of 13
         exchange=(26 + 104) * 384,  # sent, and gathered
         activations=26 * (2 * config.hidden + widest) * 4,
-        mask=256 * (168 + 256) * 7,
     )
 
 
@@ -35,7 +33,3 @@ def test_tables_and_sequences(tiny_qwen3: Path) -> None:
     config = read_config(tiny_qwen3)
     assert rope_bytes(config, 512) == 2 * 512 * 24 * 4
     assert sequence_bytes(config, KvLayout.of(config, 16, 1), 33) == 48 * config.kv_bytes_per_token
-
-
-def test_the_mask_is_that_of_attention() -> None:
-    assert MASK_TILE == TILE
