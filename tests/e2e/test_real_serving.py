@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import openai
@@ -71,18 +71,23 @@ class System:
         return answer.choices[0].token_ids, raw.headers["x-vertumnus-worker"], cached  # type: ignore[attr-defined]
 
     def longest_prediction_s(self) -> float:
-        """The highest predicted TTFT, queue included, of any assignment on record; waits for a ledger that has died."""
+        """The highest predicted TTFT, queue included, of any assignment on record."""
+        return max(each["queue_us"] + each["service_us"] for each in self.recorded("request-assigned")) / 1e6
+
+    def recorded(self, kind: str) -> list[dict[str, Any]]:
+        """The data of every event of a type on record; waits for a ledger that has died."""
         headers = {"authorization": f"Bearer {(self.home.path / 'operator.key').read_text().strip()}"}
         transport = httpx.HTTPTransport(retries=8)
         with httpx.Client(base_url=self.printed["console_url"], headers=headers, transport=transport) as record:
-            longest_us, after = 0, "0"
+            found: list[dict[str, Any]] = []
+            after = "0"
             while True:
-                query: dict[str, str | int] = {"type": "request-assigned", "after": after, "limit": 500}
+                query: dict[str, str | int] = {"type": kind, "after": after, "limit": 500}
                 page = record.get("/v1/events", params=query).raise_for_status().json()
                 if not page["events"]:
-                    return longest_us / 1e6
-                waits = (each["data"]["queue_us"] + each["data"]["service_us"] for each in page["events"])
-                longest_us, after = max(longest_us, *waits), page["next"]
+                    return found
+                found += (each["data"] for each in page["events"])
+                after = page["next"]
 
     def settled(self) -> Audit:
         """The audit of the record once nothing is open."""
@@ -100,7 +105,13 @@ class System:
 def system() -> Iterator[System]:
     directory = Path(tempfile.mkdtemp(prefix="vertumnus-test-"))
     directory.chmod(0o711)
-    settings = {"VERTUMNUS_BLOCK_TOKENS": "16", "VERTUMNUS_FIRST_TOKEN_SLACK_S": str(SLACK_S)}
+    settings = {
+        "VERTUMNUS_BLOCK_TOKENS": "16",
+        "VERTUMNUS_FIRST_TOKEN_SLACK_S": str(SLACK_S),
+        # Small enough that the prompts below are packed together and taken in chunks.
+        "VERTUMNUS_STEP_TOKENS_MAX": "256",
+        "VERTUMNUS_CHUNK_TOKENS": "96",
+    }
     os.environ.update(settings)
     try:
         running = System(directory, write_tiny_model(directory / "tiny", "qwen3"))
@@ -139,6 +150,7 @@ def test_answers_are_what_transformers_says_at_every_degree_and_with_cached_pref
     verdict = recheck(model, answers)
     assert verdict.mismatches == 0, verdict
     assert verdict.answers == len(asked)
+    assert any(each["steps"] > 1 for each in system.recorded("prefill-completed")), "long prompts went in chunks"
 
 
 def test_chat_streams_with_usage(system: System) -> None:
