@@ -26,7 +26,7 @@ from services.worker.engine.torch.kv_layout import KvLayout
 from services.worker.engine.torch.kv_memory import KvMemory
 from services.worker.engine.torch.mover import CHUNK_BYTES, IDLE_TICK_S
 from services.worker.engine.torch.settings import TorchSettings
-from services.worker.engine.torch.wire import Wire
+from services.worker.engine.torch.wire import Piece, Wire
 from services.worker.engine.torch.zygote import Zygote
 from shared.contracts.ids import NodeId, RequestId
 from shared.model.blocks import block_chain
@@ -82,11 +82,11 @@ def ways(access: str) -> dict[str, Callable[[], None]]:
         memory.copy_out([SlotRef(0, index, 0) for index in order], context_L2SGD)
 
     def nixl() -> None:
-        here, there = memory.bases[0], peer.access.bases[0]
+        here, there = memory.slot_bases[0], peer.access.slots[0]
         chunk = max(1, CHUNK_BYTES // size)
         for start in range(0, MOVED_BLOCKS, chunk):
-            slots = [(LAYOUT.slot_offset(index), size) for index in order[start : start + chunk]]
-            handle = wire.read(peer, [(here + offset, there + offset, length) for offset, length in slots])
+            offsets = [LAYOUT.slot_offset(index) for index in order[start : start + chunk]]
+            handle = wire.read(peer, [Piece(here.after(offset), there.after(offset), size) for offset in offsets])
             while not wire.done(peer, handle):
                 pass
 

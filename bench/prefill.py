@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.worker.engine.protocol import PrefillItem, PrefillStep
+from services.worker.engine.torch.devices import visible_gpus
 from services.worker.engine.torch.engine import TorchEngine
 from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.zygote import Zygote
@@ -40,6 +42,7 @@ class Bench:
     def __init__(self, engine: TorchEngine) -> None:
         self._engine, self._numbers, self._epoch = engine, count(), 0
         self._rng = np.random.default_rng(1)
+        self.device = engine.describe().device
 
     async def adopt(self, *composition: int) -> None:
         self._epoch += 1
@@ -68,11 +71,12 @@ async def medians(repeats: int, *ways: Timed) -> list[float]:
 async def whole_prompts(model_dir: Path, one: Bench, two: Bench, tokens: int, repeats: int) -> Row:
     """A cold prompt on one rank, on two, and in `transformers`."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype="auto", attn_implementation="sdpa")
-    ids, nothing = torch.randint(0, 40_000, (1, tokens)), np.empty(0, dtype=np.uint32)
+    model.to("cuda" if one.device == "cuda" else "cpu")
+    ids, nothing = torch.randint(0, 40_000, (1, tokens), device=model.device), np.empty(0, dtype=np.uint32)
 
     async def theirs() -> None:
         with torch.inference_mode():
-            model(ids, logits_to_keep=1)
+            model(ids, logits_to_keep=1).logits.argmax().item()
 
     seconds = await medians(
         repeats, lambda: one.prefill(1, nothing, tokens), lambda: two.prefill(2, nothing, tokens), theirs
@@ -95,8 +99,9 @@ async def prefixes(keys: Bench, queries: Bench, prefix_tokens: int, suffix_token
 async def main(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     zygote = Zygote()
+    settings = TorchSettings(arguments.model_dir, 2, 0, BLOCK_TOKENS, 512, gpus=visible_gpus())
     engines = [
-        TorchEngine(TorchSettings(arguments.model_dir, 2, 0, BLOCK_TOKENS, 512, collective_byte_cost=cost), zygote)
+        TorchEngine(replace(settings, collective_byte_cost=cost), zygote)
         for cost in (ALWAYS_KEYS, ALWAYS_QUERIES, ALWAYS_KEYS)
     ]
     rows: list[Row] = []

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from services.worker.engine.protocol import PrefillItem, PrefillStep
+from services.worker.engine.torch.devices import visible_gpus
 from services.worker.engine.torch.engine import TorchEngine
 from services.worker.engine.torch.memory import rope_bytes, step_bytes
 from services.worker.engine.torch.model_config import read_config
@@ -147,7 +148,7 @@ async def started(settings: TorchSettings, zygote: Zygote) -> AsyncIterator[Benc
 
 async def main(model_dir: Path) -> None:
     zygote = Zygote()
-    settings = TorchSettings(model_dir, prefill_ranks=RANKS, switch_timeout_s=30)
+    settings = TorchSettings(model_dir, prefill_ranks=RANKS, switch_timeout_s=30, gpus=visible_gpus())
     try:
         async with started(settings, zygote) as bench:
             bench.rank_memory(settings)

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from cli.profiling.load import Request, Shape, requests_for, shapes
-from cli.profiling.node import Node, device, machine, run_on_node
+from cli.profiling.node import Node, machine, run_on_node
 from cli.profiling.prefills import Prefills
 from cli.profiling.ramp import Goal, Ramp, Trial, ramp
 from cli.trace.rows import Row
@@ -91,7 +91,7 @@ def _evidence(node: Node, order: Order, known: Sequence[Shape], ramps: tuple[Ram
         engine=described.engine,
         model=described.model,
         model_revision=described.model_revision,
-        device=device(order.settings),
+        device=described.device,
         machine=machine(),
         coefficients_version=order.goal.coefficients.version,
         window_s=order.window_s,

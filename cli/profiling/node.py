@@ -46,11 +46,6 @@ def limits_of(description: EngineDescription) -> Limits:
     )
 
 
-def device(settings: WorkerSettings) -> str:
-    """What computes."""
-    return "modelled" if settings.engine == "modelled" else "cpu"
-
-
 def machine() -> str:
     """The processor as Linux names it, and how many of them."""
     cpuinfo = Path("/proc/cpuinfo")

@@ -10,7 +10,7 @@ import numpy as np
 from cli.profiling.document import Profile
 from cli.profiling.grid import Cell, default_lengths, rows
 from cli.profiling.measuring import Measured, Plan, measure
-from cli.profiling.node import Node, device, machine, run_on_node
+from cli.profiling.node import Node, machine, run_on_node
 from cli.profiling.prefills import Prefills
 from services.worker.settings import WorkerSettings
 from shared.runtime.clock import SystemClock
@@ -57,7 +57,7 @@ def _profile(node: Node, order: Order, measured: Measured) -> Profile:
         model=described.model,
         model_revision=described.model_revision,
         dtype=described.dtype,
-        device=device(order.settings),
+        device=described.device,
         machine=machine(),
         block_tokens=described.block_tokens,
         degrees=order.degrees,

@@ -27,6 +27,7 @@ def engines(settings: WorkerSettings, clock: Clock) -> Iterator[MakeEngine]:
     if settings.engine == "modelled":
         yield _modelled(settings, clock)
         return
+    from services.worker.engine.torch.devices import gpus_for, visible_gpus
     from services.worker.engine.torch.engine import TorchEngine
     from services.worker.engine.torch.settings import TorchSettings
     from services.worker.engine.torch.zygote import Zygote
@@ -41,6 +42,7 @@ def engines(settings: WorkerSettings, clock: Clock) -> Iterator[MakeEngine]:
         context_tokens_max=settings.context_tokens,
         copy_bytes_per_s=settings.copy_bytes_per_s,
         copy_checksums=settings.copy_checksums,
+        gpus=gpus_for(settings.device, 0 if settings.device == "cpu" else visible_gpus()),
     )
     zygote = Zygote()
     try:

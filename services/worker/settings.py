@@ -24,6 +24,9 @@ class WorkerSettings(ServiceSettings):
     nodes: int = Field(default=1, ge=1, le=NODES_MAX, description="nodes this process stands for (modelled only)")
     model_dir: Path | None = Field(default=None, description="Hugging Face directory of the model (torch)")
 
+    device: Literal["cpu", "cuda"] | None = Field(
+        default=None, description="what ranks compute on (torch); by itself cuda where torch sees a GPU, else cpu"
+    )
     prefill_ranks: int = Field(default=8, ge=1, le=RANKS_MAX)
     decode_ranks: int = Field(default=1, ge=0, le=RANKS_MAX)
     block_tokens: int = Field(default=64, ge=BLOCK_TOKENS_MIN, le=BLOCK_TOKENS_MAX)

@@ -120,6 +120,7 @@ class ModelledEngine:
             blocks_per_rank=node.blocks_per_rank,
             prompt_tokens_max=min(node.context_tokens_max - 1, degrees[-1] * node.blocks_per_rank * node.block_tokens),
             kv_bytes_per_token=node.kv_bytes_per_token,
+            device="modelled",
         )
 
     async def adopt(self, epoch: int, composition: Composition) -> tuple[RankAdopted, ...]:

@@ -81,6 +81,8 @@ class EngineDescription:
     blocks_per_rank: int
     prompt_tokens_max: int
     kv_bytes_per_token: int
+    device: str = "cpu"
+    """What computes; `modelled` where nothing does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,36 @@ def attend(q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, *, causal: bool = False)
     assert queries == keys or not causal, f"{queries} queries are causal on as many keys, not on {keys}"
     if not keys:
         return Partial(torch.zeros_like(q_THD), q_THD.new_full(q_THD.shape[:2], float("-inf"), dtype=torch.float32))
-    # The operator below `scaled_dot_product_attention`, which keeps the log-sum-exp to itself.
     q_1HTD, k_1GSD, v_1GSD = (x.transpose(0, 1).unsqueeze(0) for x in (q_THD, k_SGD, v_SGD))
+    kernel = on_cpu if q_THD.device.type == "cpu" else on_cuda
+    out_1HTD, lse_1HT = kernel(q_1HTD, k_1GSD, v_1GSD, causal)
+    return Partial(out_1HTD.squeeze(0).transpose(0, 1), lse_1HT.squeeze(0).transpose(0, 1))
+
+
+# The operators below `scaled_dot_product_attention`, which keeps the log-sum-exp to itself. Each returns the output and the
+# log-sum-exp, (1, H, T), which every one of them has in natural logarithms.
+
+
+def on_cpu(q_1HTD: Tensor, k_1GSD: Tensor, v_1GSD: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     out_1HTD, lse_1HT = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q_1HTD, k_1GSD, v_1GSD, is_causal=causal
     )
-    return Partial(out_1HTD.squeeze(0).transpose(0, 1), lse_1HT.squeeze(0).transpose(0, 1))
+    return out_1HTD, lse_1HT
+
+
+def on_cuda(q_1HTD: Tensor, k_1GSD: Tensor, v_1GSD: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """FlashAttention has no float32; the kernel that has wants a key head per query head, and pads its log-sum-exp."""
+    if q_1HTD.dtype != torch.float32:
+        out_1HTD, lse_1HT, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+            q_1HTD, k_1GSD, v_1GSD, is_causal=causal
+        )
+        return out_1HTD, lse_1HT
+    heads = q_1HTD.shape[1] // k_1GSD.shape[1]
+    k_1HSD, v_1HSD = (x.repeat_interleave(heads, dim=1) for x in (k_1GSD, v_1GSD))
+    out_1HTD, lse_1HT, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        q_1HTD, k_1HSD, v_1HSD, attn_bias=None, compute_log_sumexp=True, is_causal=causal
+    )
+    return out_1HTD, lse_1HT[:, :, : q_1HTD.shape[2]]
 
 
 def attend_causally(q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor) -> Partial:

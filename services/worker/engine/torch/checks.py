@@ -25,6 +25,7 @@ def describe(settings: TorchSettings, config: ModelConfig) -> EngineDescription:
         blocks_per_rank=settings.blocks_per_rank,
         prompt_tokens_max=min(context_tokens - 1, degrees[-1] * settings.blocks_per_rank * settings.block_tokens),
         kv_bytes_per_token=config.kv_bytes_per_token,
+        device="cuda" if settings.gpus else "cpu",
     )
 
 

@@ -90,7 +90,8 @@ class CopySide:
         watcher = _Watcher()
         self._mover = mover = watcher.mover = await RankProcess.spawn(self._zygote, rank, self._ranks.pools, watcher)
         bytes_per_s = self._settings.copy_bytes_per_s
-        begin = BeginMoving(next(self._numbers), self._new_name(), self._model, self._layout, bytes_per_s)
+        handles = self._ranks.pool_handles
+        begin = BeginMoving(next(self._numbers), self._new_name(), self._model, self._layout, bytes_per_s, handles)
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
                 moving = await mover.ask(begin)

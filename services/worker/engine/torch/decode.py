@@ -6,7 +6,8 @@ sequence by itself, over its own KV. So companions change a sequence's logits in
 of more rows adds up in another order.
 
 A sequence's KV lies in memory of its own, (layers, 2, context_tokens, kv_heads, head_dim). The operating system commits a
-page when it is first written, so a short sequence costs what it uses, and none ever has to move because it grew.
+page when it is first written, so a short sequence costs what it uses, and none ever has to move because it grew. A GPU's
+memory is taken whole.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from services.worker.engine.torch.attention import attend_last
+from services.worker.engine.torch.devices import upload
 from services.worker.engine.torch.kv_memory import KvMemory
 from services.worker.engine.torch.messages import Decode, Decoded, HandOff
 from services.worker.engine.torch.model import Model
@@ -52,7 +54,7 @@ class DecodeRank:
         block_tokens = layout.block_tokens
         room = -(-self._context_tokens // block_tokens) * block_tokens  # the last block is copied whole
         shape = (layout.layers, 2, room, layout.kv_heads, layout.head_dim)
-        context_L2SGD = torch.empty(shape, dtype=self._model.embedding_VE.dtype)
+        context_L2SGD = torch.empty(shape, dtype=self._model.embedding_VE.dtype, device=self._model.device)
         self._memory.copy_out(command.slots, context_L2SGD)
         self._sequences[command.request] = _Sequence(context_L2SGD, command.prompt_tokens)
 
@@ -70,8 +72,8 @@ class DecodeRank:
     def step(self) -> list[Decoded]:
         """One token of every sequence that decodes. Not when `idle`."""
         batch = list(self._decoding.values())
-        tokens_T = torch.tensor([sequence.next_token for sequence in batch])
-        positions_T = torch.tensor([sequence.tokens for sequence in batch])
+        fed = [[sequence.next_token for sequence in batch], [sequence.tokens for sequence in batch]]
+        tokens_T, positions_T = upload(torch.tensor(fed, dtype=torch.int64, device="cpu"), self._model.device)
         hidden_TE = self._model.forward(tokens_T, positions_T, _Attention(batch))
         logits_TV = self._model.logits(hidden_TE)
         return [self._advance(sequence, logits_V) for sequence, logits_V in zip(batch, logits_TV, strict=True)]

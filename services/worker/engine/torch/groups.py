@@ -1,17 +1,20 @@
 """The collective side: every aligned group of the lattice, created once when the ranks start, selected ever after.
 
-NCCL or gloo is decided here and nowhere else. On CPU it is gloo, over the loopback interface (`settings.rank_environment`).
+NCCL where each rank has a GPU of its own, else gloo (`devices.backend_of`), over the loopback interface
+(`settings.rank_environment`). gloo takes host memory only: ranks that share a GPU exchange through pinned memory.
 """
 
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from services.worker.engine.torch.devices import backend_of, device_of
 from shared.model.lattice import Group, lattice
 
-BACKEND = "gloo"
 # Only a bound for a frontend that has gone silent as well: it ends its ranks long before.
 COLLECTIVE_LIMIT = timedelta(hours=1)
 
@@ -19,10 +22,19 @@ COLLECTIVE_LIMIT = timedelta(hours=1)
 class Groups:
     """One rank's membership in the groups of its node. Creating it is collective: all ranks must do it at once."""
 
-    def __init__(self, rank: int, ranks: int, store_path: str) -> None:
+    def __init__(self, rank: int, ranks: int, store_path: str, gpus: int) -> None:
         store = dist.FileStore(store_path, ranks)  # type: ignore[attr-defined]
-        dist.init_process_group(BACKEND, store=store, rank=rank, world_size=ranks, timeout=COLLECTIVE_LIMIT)
-        self._rank = rank
+        backend = backend_of(ranks, gpus)
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=rank,
+            world_size=ranks,
+            timeout=COLLECTIVE_LIMIT,
+            # NCCL connects a group when it is first used, in the middle of a step, unless it knows the device here.
+            device_id=torch.device(device_of(rank, gpus)) if backend == "nccl" else None,
+        )
+        self._rank, self._staged = rank, backend == "gloo" and gpus > 0
         self._groups = {
             group: dist.new_group(list(group.ranks), timeout=COLLECTIVE_LIMIT)
             for group in lattice(ranks)
@@ -36,11 +48,20 @@ class Groups:
     def all_gather(self, group: Group, local: Tensor) -> Tensor:
         """(degree, *local.shape), in rank order. Every rank of the group gives the same shape, of at least one dimension."""
         gathered = local.new_empty((group.degree * local.shape[0], *local.shape[1:]))
-        dist.all_gather_single(gathered, local.contiguous(), group=self._groups[group])
+        self._run(dist.all_gather_single, group, gathered, local.contiguous())
         return gathered.view(group.degree, *local.shape)
 
     def exchange(self, group: Group, for_ranks: Tensor) -> Tensor:
         """Row r of `for_ranks` goes to rank r of the group; row r of the result came from it. Shapes as in `all_gather`."""
         received = torch.empty_like(for_ranks)
-        dist.all_to_all_single(received, for_ranks.contiguous(), group=self._groups[group])
+        self._run(dist.all_to_all_single, group, received, for_ranks.contiguous())
         return received
+
+    def _run(self, collective: Callable[..., Any], group: Group, received: Tensor, sent: Tensor) -> None:
+        if not self._staged:
+            collective(received, sent, group=self._groups[group])
+            return
+        out, back = (torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True) for x in (sent, received))
+        out.copy_(sent)  # waits for the device, which is what gloo cannot do
+        collective(back, out, group=self._groups[group])
+        received.copy_(back, non_blocking=True)

@@ -1,4 +1,5 @@
-"""How a rank's KV pool lies in its shared file: the slots' generations, then the slots. Torch-free."""
+"""How a rank's KV pool lies in memory: the slots' generations in a shared file, and the slots behind them or, with GPUs, in
+the memory of the rank's GPU. Torch-free."""
 
 from dataclasses import dataclass
 
@@ -28,8 +29,12 @@ class KvLayout:
         return 2 * self.layers * self.block_tokens * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
     def slot_offset(self, index: int) -> int:
-        """Where a slot's content begins in its pool's file."""
-        return self.slots_offset + index * self.block_bytes
+        """Where a slot's content begins, from the first slot on."""
+        return index * self.block_bytes
+
+    @property
+    def slots_bytes(self) -> int:
+        return self.blocks * self.block_bytes
 
     @property
     def slots_offset(self) -> int:
@@ -38,4 +43,4 @@ class KvLayout:
 
     @property
     def file_bytes(self) -> int:
-        return self.slots_offset + self.blocks * self.block_bytes
+        return self.slots_offset + self.slots_bytes

@@ -15,7 +15,17 @@ from pydantic import Field, TypeAdapter
 
 from services.worker.engine.protocol import Sampling, Token
 from services.worker.engine.slot_ref import SlotRef
-from services.worker.engine.torch.move_messages import BeginMoving, Lend, Move, Moved, Moving, StopMove, Sum, Sums
+from services.worker.engine.torch.move_messages import (
+    BeginMoving,
+    Lend,
+    Move,
+    Moved,
+    Moving,
+    PoolHandle,
+    StopMove,
+    Sum,
+    Sums,
+)
 from shared.model.lattice import Group
 
 FRAME_BYTES_MAX = 64 << 20
@@ -24,7 +34,8 @@ _LENGTH_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first command. `context_tokens` bounds positions; `store` is the file where the ranks' groups meet."""
+    """The first command. `context_tokens` bounds positions; `store` is the file where the ranks' groups meet. With `gpus` it
+    is answered by `Allocated`, and the rank is ready when it has answered the `Attach` that follows."""
 
     n: int
     rank: int
@@ -34,7 +45,17 @@ class Begin:
     blocks_per_rank: int
     context_tokens: int
     store: str
+    gpus: int = 0
     kind: Literal["begin"] = "begin"
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """The pools of all prefill ranks, in rank order, in GPU memory."""
+
+    n: int
+    pools: tuple[PoolHandle, ...]
+    kind: Literal["attach"] = "attach"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +143,20 @@ class End:
 
 
 Command = (
-    BeginMoving | Move | StopMove | Lend | Sum | Begin | Prepare | Commit | Abort | Prefill | HandOff | Decode | End
+    BeginMoving
+    | Move
+    | StopMove
+    | Lend
+    | Sum
+    | Begin
+    | Attach
+    | Prepare
+    | Commit
+    | Abort
+    | Prefill
+    | HandOff
+    | Decode
+    | End
 )
 
 
@@ -133,6 +167,15 @@ class Done:
     n: int
     seconds: float = 0.0
     kind: Literal["done"] = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """A rank has its weights, its groups and, if it is a prefill rank, its pool in GPU memory."""
+
+    n: int
+    pool: PoolHandle | None
+    kind: Literal["allocated"] = "allocated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +225,7 @@ class Failed:
     kind: Literal["failed"] = "failed"
 
 
-Reply = Moving | Moved | Sums | Done | Loading | Prefilled | Decoded | Refused | Failed
+Reply = Moving | Moved | Sums | Done | Allocated | Loading | Prefilled | Decoded | Refused | Failed
 
 _message: TypeAdapter[Command | Reply] = TypeAdapter(Annotated[Command | Reply, Field(discriminator="kind")])
 

@@ -52,7 +52,10 @@ class Model:
         self.head_VE = (
             self.embedding_VE if config.tied_embeddings else weights.take("lm_head", config.vocab, config.hidden)
         )
-        self.cos_PD, self.sin_PD = rope_tables(config.rope, config.head_dim, positions, DTYPES[config.dtype])
+        # Computed on the CPU whatever the device is, so that every node has the same tables.
+        tables = rope_tables(config.rope, config.head_dim, positions, DTYPES[config.dtype])
+        self.cos_PD, self.sin_PD = (table.to(weights.device) for table in tables)
+        self.device = weights.device
 
     def forward(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Hidden states (T, E) after the last layer. `attend` is called once per layer, in order."""
@@ -74,6 +77,7 @@ class Model:
         return x_TE
 
     def logits(self, hidden_TE: Tensor) -> Tensor:
-        """(T, V) float32 for the hidden states of the positions whose next token is wanted."""
+        """(T, V) float32 for the hidden states of the positions whose next token is wanted, in host memory: one copy, and
+        choosing costs the device no further wait."""
         normed_TE = rms_norm(hidden_TE, (self.config.hidden,), self.norm_E, self.config.norm_eps)
-        return linear(normed_TE, self.head_VE).float()
+        return linear(normed_TE, self.head_VE).float().cpu()

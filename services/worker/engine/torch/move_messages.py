@@ -9,15 +9,30 @@ from services.worker.engine.torch.kv_layout import KvLayout
 
 
 @dataclass(frozen=True, slots=True)
+class PoolHandle:
+    """A rank's pool in GPU memory, as other processes of its node open it (see `kv_device`). Bytes are in hex."""
+
+    device: int
+    handle: str
+    size_bytes: int
+    offset_bytes: int
+    counter: str
+    counter_offset: int
+    event: str
+    waits: bool
+
+
+@dataclass(frozen=True, slots=True)
 class BeginMoving:
     """The first command of a mover, instead of `Begin`. `name` is unlike that of any other mover; KV of another `model` is
-    refused. Its copies take `bytes_per_s` together."""
+    refused. Its copies take `bytes_per_s` together. `pools` are those of all ranks, if they are in GPU memory."""
 
     n: int
     name: str
     model: str
     layout: KvLayout
     bytes_per_s: float
+    pools: tuple[PoolHandle, ...] = ()
     kind: Literal["begin-moving"] = "begin-moving"
 
 

@@ -20,8 +20,9 @@ from itertools import groupby
 import torch
 
 from services.worker.engine.copy_plan import CopyFailure
+from services.worker.engine.torch.kv_device import opened
 from services.worker.engine.torch.kv_layout import GENERATION_BYTES
-from services.worker.engine.torch.kv_memory import KvMemory, Plan, StaleSlot, plan_of
+from services.worker.engine.torch.kv_memory import Base, KvMemory, Plan, StaleSlot, plan_of
 from services.worker.engine.torch.messages import (
     Command,
     Done,
@@ -40,7 +41,7 @@ from services.worker.engine.torch.move_messages import (
     Sum,
     Sums,
 )
-from services.worker.engine.torch.wire import Peer, Piece, Unreachable, Wire
+from services.worker.engine.torch.wire import Memory, Peer, Piece, Unreachable, Wire
 
 MOVES_MAX = 16
 """Moves at a time, each with one chunk under way."""
@@ -144,36 +145,36 @@ class _Move:
         self._memory.check(sources)
 
     def _read(self, peer: Peer, chunk: Sequence[BlockMove]) -> Iterator[None]:
-        layout, ours, theirs = self._memory.layout, self._memory.bases, peer.access.bases
-        limits = len(theirs), peer.access.layout.blocks
+        layout, ours, theirs = self._memory.layout, self._memory.slot_bases, peer.access
+        limits = len(theirs.slots), theirs.layout.blocks
         for source in (block.source for block in chunk):
             if not (source.rank < limits[0] and source.index < limits[1]):
                 raise _Ended("stale-source", f"{source}: the node has {limits[0]} ranks of {limits[1]} slots")
         slots = [
-            (
-                ours[block.to.rank] + layout.slot_offset(block.to.index),
-                theirs[block.source.rank] + peer.access.layout.slot_offset(block.source.index),
+            Piece(
+                ours[block.to.rank].after(layout.slot_offset(block.to.index)),
+                theirs.slots[block.source.rank].after(layout.slot_offset(block.source.index)),
                 layout.block_bytes,
             )
             for block in chunk
         ]
-        yield from self._wait(peer, slots)
+        yield from self._wait(peer, slots, self._wire.memory, theirs.memory)
         # Only now: a generation that was read before the data would say nothing about it.
         words = [
-            (
-                self.words.data_ptr() + number * GENERATION_BYTES,
-                theirs[block.source.rank] + block.source.index * GENERATION_BYTES,
+            Piece(
+                Base(self.words.data_ptr() + number * GENERATION_BYTES, 0),
+                Base(theirs.generations[block.source.rank] + block.source.index * GENERATION_BYTES, 0),
                 GENERATION_BYTES,
             )
             for number, block in enumerate(chunk)
         ]
-        yield from self._wait(peer, words)
+        yield from self._wait(peer, words, "DRAM", "DRAM")
         found, meant = self.words[: len(chunk)].tolist(), [block.source.generation for block in chunk]
         if found != meant:
             raise _Ended("stale-source", f"{peer.access.name}: slots of generations {meant} are at {found}")
 
-    def _wait(self, peer: Peer, pieces: Sequence[Piece]) -> Iterator[None]:
-        handle = self._wire.read(peer, pieces)
+    def _wait(self, peer: Peer, pieces: Sequence[Piece], here: Memory, there: Memory) -> Iterator[None]:
+        handle = self._wire.read(peer, pieces, here, there)
         self.reading = True
         while not self._wire.done(peer, handle):
             yield
@@ -190,8 +191,8 @@ class _Mover:
 
     def __init__(self, control: socket.socket, begin: BeginMoving, pools: Sequence[int]) -> None:
         self._control = control
-        self._memory = KvMemory(begin.layout, pools)
-        words = torch.zeros((MOVES_MAX, CHUNK_BLOCKS_MAX), dtype=torch.int64)
+        self._memory = KvMemory(begin.layout, pools, [opened(shared) for shared in begin.pools])
+        words = torch.zeros((MOVES_MAX, CHUNK_BLOCKS_MAX), dtype=torch.int64, device="cpu")
         self._wire = Wire(begin.name, begin.model, self._memory, words)
         self._words = list(words)
         self._pace = _Pace(begin.bytes_per_s)

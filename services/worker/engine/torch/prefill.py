@@ -12,14 +12,16 @@ the part of the prefix in its own pool, and the partial results go back to be me
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from services.worker.engine.protocol import Token
 from services.worker.engine.torch.attention import Partial, attend, attend_causally, merge
+from services.worker.engine.torch.devices import upload
 from services.worker.engine.torch.groups import Groups
-from services.worker.engine.torch.kv_memory import KvMemory, plan_of
+from services.worker.engine.torch.kv_memory import KvMemory
 from services.worker.engine.torch.messages import Part, Prefill
 from services.worker.engine.torch.model import Model
 from services.worker.engine.torch.sampling import choose
@@ -44,12 +46,11 @@ def prefill(
     ]
     if not parts:
         return ()  # and so no part is cut: each rank has tokens of a suffix that is
-    tokens_T = torch.cat([part.tokens_T for part in parts])
-    positions_T = torch.cat([part.positions_T for part in parts])
+    tokens_T, positions_T = upload(torch.cat([part.inputs_2T for part in parts], dim=1), model.device)
     hidden_TE = model.forward(tokens_T, positions_T, _Attention(parts, group, groups))
     for part in parts:
         part.finish()
-    ends = torch.tensor([part.tokens for part in parts]).cumsum(0).tolist()
+    ends = accumulate(part.tokens for part in parts)
     last = [(part, end - 1) for part, end in zip(parts, ends, strict=True) if part.chooses]
     if not last:
         return ()
@@ -67,17 +68,19 @@ class _LocalPart:
         prefix_tokens = part.reused_blocks * layout.block_tokens
         self.end = prefix_tokens + len(part.tokens)
         self.chooses = part.sampling is not None and cut.last_token == len(part.tokens) - 1
-        self.tokens_T = torch.tensor([token for start, end in cut.spans for token in part.tokens[start:end]])
-        self.positions_T = torch.cat([torch.arange(start, end) for start, end in cut.spans]) + prefix_tokens
+        places = [place for start, end in cut.spans for place in range(start, end)]
+        inputs = [[part.tokens[place] for place in places], [prefix_tokens + place for place in places]]
+        self.inputs_2T = torch.tensor(inputs, dtype=torch.int64, device="cpu")
+        """Tokens and their positions."""
         prefix = slots[: part.reused_blocks]
         if part.moves_queries:  # every query sees all of it, so its order does not matter
             prefix = list(enumerate(ref for _, ref in prefix if ref.rank == rank))
-        self._prefix = plan_of(prefix)
+        self._prefix = memory.plan(prefix)
         # The context has the suffix alone if queries move: nothing is written before the reused blocks.
         first_block = part.reused_blocks if part.moves_queries else 0
         self._before_tokens = prefix_tokens - first_block * layout.block_tokens
         # A rank writes its own blocks, and everybody's when it is the only one that computes.
-        self._written = plan_of(
+        self._written = memory.plan(
             (depth - first_block, ref) for depth, ref in slots[part.held_blocks :] if cut.alone or ref.rank == rank
         )
         memory.check(self._prefix)
@@ -86,7 +89,7 @@ class _LocalPart:
         suffix_tokens = len(part.tokens) if cut.alone else 2 * degree * cut.chunk_tokens
         context_tokens = max(self._before_tokens + suffix_tokens, (len(slots) - first_block) * layout.block_tokens)
         shape = (2, context_tokens, layout.kv_heads, layout.head_dim)
-        self._context_2SGD = torch.zeros(shape, dtype=DTYPES[layout.dtype])
+        self._context_2SGD = torch.zeros(shape, dtype=DTYPES[layout.dtype], device=memory.device)
         self.suffix_2SGD = self._context_2SGD[:, self._before_tokens :]
         own_shape = (2, len(prefix) * layout.block_tokens, layout.kv_heads, layout.head_dim)
         self.prefix_2SGD = self._context_2SGD.new_empty(own_shape) if part.moves_queries else self._context_2SGD

@@ -12,16 +12,21 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
+from torch import Tensor
 
 from services.worker.engine.torch.decode import DecodeRank
+from services.worker.engine.torch.devices import device_of
 from services.worker.engine.torch.groups import Groups
+from services.worker.engine.torch.kv_device import allocate, opened, share
 from services.worker.engine.torch.kv_layout import KvLayout
 from services.worker.engine.torch.kv_memory import KvMemory, StaleSlot
 from services.worker.engine.torch.messages import (
     Abort,
+    Allocated,
+    Attach,
     Begin,
     Command,
     Commit,
@@ -41,9 +46,7 @@ from services.worker.engine.torch.messages import (
 )
 from services.worker.engine.torch.model import Model
 from services.worker.engine.torch.model_config import read_config
-from services.worker.engine.torch.move_messages import (
-    BeginMoving,
-)
+from services.worker.engine.torch.move_messages import BeginMoving
 from services.worker.engine.torch.mover import serve_moves
 from services.worker.engine.torch.prefill import prefill
 from services.worker.engine.torch.weights import Weights
@@ -74,19 +77,52 @@ def _serve(control: socket.socket, pools: Sequence[int]) -> None:
         serve_moves(control, begin, pools)
         return
     assert isinstance(begin, Begin), f"a rank's first command is Begin, not {begin.kind}"
+    device = torch.device(device_of(begin.rank, begin.gpus))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     config = read_config(Path(begin.model_dir))
-    weights = Weights(Path(begin.model_dir), config.dtype, lambda *read: control.sendall(frame(Loading(*read))))
+    weights = Weights(Path(begin.model_dir), config.dtype, lambda *read: control.sendall(frame(Loading(*read))), device)
     model = Model(config, weights, begin.context_tokens)
-    memory = KvMemory(KvLayout.of(config, begin.block_tokens, begin.blocks_per_rank), pools)
+    layout = KvLayout.of(config, begin.block_tokens, begin.blocks_per_rank)
     if begin.rank < begin.prefill_ranks:
-        prefill_rank = _PrefillRank(begin, model, memory)
-        control.sendall(frame(Done(begin.n)))
+        groups = Groups(begin.rank, begin.prefill_ranks, begin.store, begin.gpus)
+        attached = _attached(control, begin, layout, device)
+        if attached is None:
+            return
+        prefill_rank = _PrefillRank(begin.rank, model, KvMemory(layout, pools, attached.pools, device), groups)
+        control.sendall(frame(Done(attached.n)))
         while (command := _command(control)) is not None:
             control.sendall(frame(prefill_rank.handle(command)))
     else:
-        decode_rank = DecodeRank(model, memory, begin.context_tokens)
-        control.sendall(frame(Done(begin.n)))
+        attached = _attached(control, begin, layout, device)
+        if attached is None:
+            return
+        decode_rank = DecodeRank(model, KvMemory(layout, pools, attached.pools, device), begin.context_tokens)
+        control.sendall(frame(Done(attached.n)))
         _serve_decode(control, decode_rank)
+
+
+class _Attached(NamedTuple):
+    """The slots of every rank where they are in GPU memory, and the number of the command that says the rank is ready."""
+
+    n: int
+    pools: Sequence[Tensor]
+
+
+def _attached(control: socket.socket, begin: Begin, layout: KvLayout, device: torch.device) -> _Attached | None:
+    """Allocate this rank's pool and open the others'. None if the frontend is gone. Without GPUs there is nothing to do."""
+    if not begin.gpus:
+        return _Attached(begin.n, ())
+    own = allocate(layout, device) if begin.rank < begin.prefill_ranks else None
+    control.sendall(frame(Allocated(begin.n, None if own is None else share(own))))
+    command = _command(control)
+    if command is None:
+        return None
+    assert isinstance(command, Attach), f"a rank with a GPU is attached before anything else, but got {command.kind}"
+    pools = [
+        own if own is not None and rank == begin.rank else opened(shared) for rank, shared in enumerate(command.pools)
+    ]
+    return _Attached(command.n, pools)
 
 
 def _command(control: socket.socket) -> Command | None:
@@ -98,10 +134,9 @@ def _command(control: socket.socket) -> Command | None:
 class _PrefillRank:
     """One rank of the lattice: which epoch and group it serves, and which it is ready to."""
 
-    def __init__(self, begin: Begin, model: Model, memory: KvMemory) -> None:
-        self._rank, self._model, self._memory = begin.rank, model, memory
-        self._groups = Groups(begin.rank, begin.prefill_ranks, begin.store)
-        self._epoch, self._group = 0, Group(begin.rank, 1)
+    def __init__(self, rank: int, model: Model, memory: KvMemory, groups: Groups) -> None:
+        self._rank, self._model, self._memory, self._groups = rank, model, memory, groups
+        self._epoch, self._group = 0, Group(rank, 1)
         self._prepared: tuple[int, Group] | None = None
         self._prepared_s = 0.0
 

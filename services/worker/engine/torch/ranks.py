@@ -12,7 +12,8 @@ from pathlib import Path
 from services.worker.engine.protocol import EngineError
 from services.worker.engine.torch.kv_layout import KvLayout
 from services.worker.engine.torch.load import Load
-from services.worker.engine.torch.messages import Begin, Loading
+from services.worker.engine.torch.messages import Allocated, Attach, Begin, Loading, Reply
+from services.worker.engine.torch.move_messages import PoolHandle
 from services.worker.engine.torch.rank_process import RankProcess
 from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.zygote import Zygote
@@ -38,6 +39,8 @@ class Ranks:
         self._processes: list[RankProcess] = []
         self.pools: list[int] = []
         """Descriptors of the ranks' KV pools, for whoever else is to map them, until `close`."""
+        self.pool_handles: tuple[PoolHandle, ...] = ()
+        """The pools' slots, if they are in GPU memory."""
         self._watch: asyncio.Task[None] | None = None
         self._load = Load(settings.prefill_ranks + settings.decode_ranks)
         self._start_limit: asyncio.Timeout | None = None
@@ -59,7 +62,9 @@ class Ranks:
         try:
             async with asyncio.timeout(limit_s) as self._start_limit:
                 await self._spawn(zygote)
-                await asyncio.gather(*(rank.ask(self._begin(rank, meeting)) for rank in self._processes))
+                begun = await asyncio.gather(*(rank.ask(self._begin(rank, meeting)) for rank in self._processes))
+                if self._settings.gpus:
+                    await self._attach(begun)
         except TimeoutError as error:
             raise EngineError(f"ranks: {self._load.text}, and no progress for {limit_s:g} s") from error
         finally:
@@ -83,9 +88,17 @@ class Ranks:
         """The pools are anonymous shared files: they need no mount and go with the last process that maps them."""
         for rank in range(self._settings.prefill_ranks):
             self.pools.append(os.memfd_create(f"vertumnus-kv-{rank}"))
-            os.ftruncate(self.pools[-1], self._layout.file_bytes)
+            on_gpus = bool(self._settings.gpus)
+            os.ftruncate(self.pools[-1], self._layout.slots_offset if on_gpus else self._layout.file_bytes)
         for rank in range(self._settings.prefill_ranks + self._settings.decode_ranks):
             self._processes.append(await RankProcess.spawn(zygote, rank, self.pools, self))
+
+    async def _attach(self, begun: Sequence[Reply]) -> None:
+        """Every rank opens the pools that the others have allocated on their GPUs."""
+        pools = [reply.pool for reply in begun if isinstance(reply, Allocated)]
+        self.pool_handles = tuple(pool for pool in pools if pool is not None)
+        assert len(self.pool_handles) == self._settings.prefill_ranks, "each prefill rank has allocated a pool"
+        await asyncio.gather(*(rank.ask(Attach(next(self._numbers), self.pool_handles)) for rank in self._processes))
 
     def _begin(self, rank: RankProcess, meeting: Path) -> Begin:
         return Begin(
@@ -97,6 +110,7 @@ class Ranks:
             blocks_per_rank=self._settings.blocks_per_rank,
             context_tokens=self._context_tokens,
             store=str(meeting / "store"),
+            gpus=self._settings.gpus,
         )
 
     def lose(self, reason: str) -> None:

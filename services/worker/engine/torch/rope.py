@@ -19,16 +19,16 @@ def rotate(x_TXD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
 
 
 def rope_tables(rope: Rope, head_dim: int, positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin, (P, D). Computed in float64: a float32 angle is off by 5e-4 at position 8192."""
+    """cos and sin, (P, D), in host memory. Computed in float64: a float32 angle is off by 5e-4 at position 8192."""
     frequencies = _frequencies(rope, head_dim)
-    angles_PD = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies).repeat(1, 2)
+    angles_PD = torch.outer(torch.arange(positions, dtype=torch.float64, device="cpu"), frequencies).repeat(1, 2)
     scale = rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0
     return (angles_PD.cos() * scale).to(dtype), (angles_PD.sin() * scale).to(dtype)
 
 
 def _frequencies(rope: Rope, head_dim: int) -> Tensor:
     """(D / 2,) in radians per position, falling."""
-    plain = rope.theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    plain = rope.theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
     match rope.scaling:
         case None:
             return plain
@@ -62,5 +62,5 @@ def _yarn(plain: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, 2 * len(plain) - 1)
     width = last - first or 0.001  # a step, where the ramp has no width
-    ramp = ((torch.arange(len(plain), dtype=torch.float64) - first) / width).clamp(0, 1)
+    ramp = ((torch.arange(len(plain), dtype=torch.float64, device="cpu") - first) / width).clamp(0, 1)
     return torch.lerp(plain, plain / scaling.factor, ramp)

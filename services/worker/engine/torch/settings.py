@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.worker.engine.torch.devices import GPUS_MAX
 from shared.model.blocks import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN
 from shared.model.lattice import RANKS_MAX
 
@@ -45,8 +46,11 @@ class TorchSettings:
     several times as much."""
     collective_byte_cost: float = 100.0
     """What a byte in a collective costs, in bytes read from another rank's pool: decides whether keys or queries move
-    (see `movement`). 0 always moves queries where that is possible. With gloo and pools in shared memory, moving keys was
-    still the faster at 85 to 1 (`bench.prefill`); 1 where both take the same links."""
+    (see `movement`). 0 always moves queries where that is possible. With gloo and pools in shared memory both took about the
+    same at 85 bytes to 1 (`bench.prefill`: a ratio of 0.96, within its noise). Where both take the same links it has not been
+    measured."""
+    gpus: int = 0
+    """How many GPUs the ranks share, rank k on k mod this many; 0 for the CPU (`devices.gpus_for` tells which)."""
     copy_checksums: bool = False
     """Whether lent blocks come with a checksum: it finds what a link has changed, and costs a pass over every block on both
     sides. Generations are compared in any case."""
@@ -66,6 +70,7 @@ class TorchSettings:
             "start_timeout_s": (1, 3600),
             "copy_bytes_per_s": (1e4, 1e13),
             "collective_byte_cost": (0, 1e6),
+            "gpus": (0, GPUS_MAX),
         }
         for name, (low, high) in limits.items():
             value = getattr(self, name)
@@ -74,8 +79,8 @@ class TorchSettings:
 
 
 def rank_environment() -> dict[str, str]:
-    """The parent's environment, with one thread per rank (ranks are the parallelism) and gloo on the loopback interface
-    (a node's ranks share a machine, and its host name may resolve to an address that is not its own). NIXL is to say what fails
-    and not how it starts, and UCX to leave signals alone: a rank that crashes is to end at once."""
-    ours = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    """The parent's environment, with one thread per rank (ranks are the parallelism), and gloo and NCCL's first meeting on the
+    loopback interface (a node's ranks share a machine, and its host name may resolve to an address that is not its own). NIXL
+    is to say what fails and not how it starts, and UCX to leave signals alone: a rank that crashes is to end at once."""
+    ours = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     return {"NIXL_LOG_LEVEL": "ERROR", "UCX_ERROR_SIGNALS": "", **os.environ, **ours}

@@ -12,6 +12,7 @@ from services.worker.engine.torch.checkpoint import weight_files
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
+CPU = torch.device("cpu")
 PAGE_BYTES = 4096
 REPORTS = 100
 REPORT_BYTES_MAX = 256 << 20
@@ -26,11 +27,14 @@ class Weights:
 
     Every page is looked at once, so that the disk is waited for here, where progress is reported, and not in the first
     step. The ranks of a node read the same pages at about the same time: the disk is read once.
+
+    With a GPU each rank has a copy of all weights in its memory, and the mapped pages are only passed through: R ranks that
+    share a GPU take R times the model there.
     """
 
-    def __init__(self, model_dir: Path, dtype: str, progress: Progress) -> None:
+    def __init__(self, model_dir: Path, dtype: str, progress: Progress, device: torch.device = CPU) -> None:
         """EngineError if files are missing or broken."""
-        self._dtype = dtype
+        self._dtype, self.device = dtype, device
         self._tensors: dict[str, Tensor] = {}
         files = weight_files(model_dir)
         total_bytes = sum(path.stat().st_size for path in files)
@@ -38,8 +42,9 @@ class Weights:
         for path in files:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118 - not a dict
-                    tensor = self._tensors[name] = file.get_tensor(name)
+                    tensor = file.get_tensor(name)
                     _read_in(tensor)
+                    self._tensors[name] = tensor.to(device)
                     read_bytes += tensor.nbytes
                     if read_bytes - reported_bytes >= min(total_bytes // REPORTS, REPORT_BYTES_MAX):
                         progress(path.name, read_bytes, total_bytes)

@@ -1,27 +1,35 @@
 """KV over NIXL: this node's pools registered for others to read, and one-sided reads of theirs. In the mover only.
 
-NIXL picks the transport: within a machine the kernel copies between processes (CMA), across machines RDMA or TCP. Reads are
-of host memory ("DRAM"). Its progress thread is off: measured, it keeps a core busy at rest, and the mover looks in often.
+NIXL picks the transport: within a machine the kernel copies between processes (CMA), across machines RDMA or TCP. Slots are in
+host memory ("DRAM") or a GPU's ("VRAM"), generations always in the host's. Its progress thread is off: measured, it keeps a
+core busy at rest, and the mover looks in often.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
 from services.worker.engine.torch.kv_layout import KvLayout
-from services.worker.engine.torch.kv_memory import KvMemory
+from services.worker.engine.torch.kv_memory import Base, KvMemory
 
 PEERS_MAX = 256
 """Nodes that are known at a time; the one that was read least recently is forgotten."""
 
 NOT_INSTALLED = "nixl-cu12 is not installed: pip install --no-deps nixl-cu12"
 
-Piece = tuple[int, int, int]
-"""Address here, address there, bytes."""
+Memory = Literal["DRAM", "VRAM"]
+
+
+class Piece(NamedTuple):
+    """Where something is to come, where it is, and how much it is."""
+
+    here: Base
+    there: Base
+    bytes: int
 
 
 class Unreachable(Exception):
@@ -30,12 +38,15 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What another node needs to read this one. `metadata` is NIXL's, as hex; `bases` are the pools' addresses."""
+    """What another node needs to read this one: by rank, where generations and slots begin. `metadata` is NIXL's, as hex."""
 
     name: str
     model: str
     layout: KvLayout
-    bases: tuple[int, ...]
+    generations: tuple[int, ...]
+    slots: tuple[Base, ...]
+    memory: Memory
+    """That the slots are in."""
     metadata: str
 
 
@@ -59,6 +70,7 @@ class Wire:
         self._peers: OrderedDict[str, Peer] = OrderedDict()
         self._agent: Any = None
         self.access, self.detail = "", NOT_INSTALLED
+        self.memory: Memory = "VRAM" if memory.on_gpus else "DRAM"
         try:
             from nixl_cu12 import _bindings as nixl
             from nixl_cu12._api import nixl_agent, nixl_agent_config
@@ -73,11 +85,20 @@ class Wire:
             nixl.nixlRemoteDisconnectError,
             nixl.nixlUnknownError,
         )
-        self._agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
-        regions = [(base, memory.layout.file_bytes, 0, "") for base in memory.bases]
+        layout = memory.layout
+        agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+        generations = [(base, layout.slots_offset, 0, "") for base in memory.generation_bases]
+        slots = [(base.address, layout.slots_bytes, base.device, "") for base in memory.slot_bases]
         ours = (scratch.data_ptr(), scratch.numel() * scratch.element_size(), 0, "")
-        self._agent.register_memory([*regions, ours], mem_type="DRAM")
-        access = Access(name, model, memory.layout, memory.bases, self._agent.get_agent_metadata().hex())
+        try:
+            agent.register_memory([*generations, ours], mem_type="DRAM")
+            agent.register_memory(slots, mem_type=self.memory)
+        except self._errors as error:
+            self.detail = f"the pools cannot be registered with NIXL as {self.memory}: {error}"
+            return
+        self._agent = agent
+        metadata = agent.get_agent_metadata().hex()
+        access = Access(name, model, layout, memory.generation_bases, memory.slot_bases, self.memory, metadata)
         self.access, self.detail = _ACCESS.dump_json(access).decode(), ""
 
     def progress(self) -> None:
@@ -116,12 +137,17 @@ class Wire:
         """Everything that a slot's content depends on; how many slots there are is each node's own affair."""
         return layout.dtype, layout.layers, layout.kv_heads, layout.head_dim, layout.block_tokens
 
-    def read(self, peer: Peer, pieces: Sequence[Piece]) -> Any:
-        """Begin a read; ask `done` about it. Errors: Unreachable."""
-        here = self._agent.get_xfer_descs([(here, size, 0) for here, _, size in pieces], mem_type="DRAM")
-        there = self._agent.get_xfer_descs([(there, size, 0) for _, there, size in pieces], mem_type="DRAM")
+    def read(self, peer: Peer, pieces: Sequence[Piece], here: Memory = "DRAM", there: Memory = "DRAM") -> Any:
+        """Begin a read from their kind of memory to ours; ask `done` about it. Errors: Unreachable."""
+        to = [(piece.here.address, piece.bytes, piece.here.device) for piece in pieces]
+        source = [(piece.there.address, piece.bytes, piece.there.device) for piece in pieces]
         try:
-            handle = self._agent.initialize_xfer("READ", here, there, peer.agent)
+            handle = self._agent.initialize_xfer(
+                "READ",
+                self._agent.get_xfer_descs(to, mem_type=here),
+                self._agent.get_xfer_descs(source, mem_type=there),
+                peer.agent,
+            )
             self._check(peer, self._agent.transfer(handle))
         except self._errors as error:
             self._forget(peer)

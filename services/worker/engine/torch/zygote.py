@@ -77,7 +77,9 @@ class Zygote:
 
 
 def _main(requests: socket.socket) -> None:
-    # Imported before the first fork, for every rank at once.
+    # Imported before the first fork, for every rank at once. CUDA is left alone until the rank that uses it is there.
+    import torch
+
     from services.worker.engine.torch.rank import run_rank
 
     # The kernel reaps ranks that end, so none is left as a zombie. Their pidfds tell the agent.
@@ -87,6 +89,8 @@ def _main(requests: socket.socket) -> None:
         request, files, _, _ = socket.recv_fds(requests, 64, FILES_MAX)
         if not request:
             return
+        begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        assert not begun, "CUDA cannot be used in a process that is forked after it has begun"
         pid = os.fork()
         if pid == 0:
             requests.close()

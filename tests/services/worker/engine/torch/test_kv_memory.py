@@ -13,13 +13,16 @@ from services.worker.engine.torch.kv_memory import KvMemory, StaleSlot, plan_of
 LAYOUT = KvLayout("float32", layers=2, kv_heads=3, head_dim=4, block_tokens=4, blocks=5)
 
 
-@pytest.fixture
-def memories() -> Iterator[tuple[KvMemory, KvMemory]]:
-    """The same two ranks' pools, mapped twice, as two processes would."""
+@pytest.fixture(params=["slots-in-the-files", "slots-apart"])
+def memories(request: pytest.FixtureRequest) -> Iterator[tuple[KvMemory, KvMemory]]:
+    """The same two ranks' pools, mapped twice, as two processes would. `slots-apart` is how it is with GPUs: the slots are in
+    memory that is handed in, and the files have the generations alone."""
+    apart = [torch.zeros(LAYOUT.slots_bytes, dtype=torch.uint8) for _ in range(2)]
+    pools = apart if request.param == "slots-apart" else []
     files = [os.memfd_create("test") for _ in range(2)]
     for file in files:
-        os.ftruncate(file, LAYOUT.file_bytes)
-    yield KvMemory(LAYOUT, files), KvMemory(LAYOUT, files)
+        os.ftruncate(file, LAYOUT.slots_offset if pools else LAYOUT.file_bytes)
+    yield KvMemory(LAYOUT, files, pools), KvMemory(LAYOUT, files, pools)
     for file in files:
         os.close(file)
 
