@@ -184,8 +184,9 @@ async def test_scaled_positions_are_those_of_the_references(
                 assert np.abs(found - references.exact[length - 1]).max() <= 2 * worst
 
 
-async def test_bfloat16_is_as_good_as_that_of_transformers(tmp_path: Path, probing: Probing) -> None:
-    model_dir = write_tiny_model(tmp_path, "qwen3")
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_moe"])
+async def test_bfloat16_is_as_good_as_that_of_transformers(name: str, tmp_path: Path, probing: Probing) -> None:
+    model_dir = write_tiny_model(tmp_path, name)
     rounded = {name: tensor.bfloat16() for name, tensor in load_file(model_dir / "model.safetensors").items()}
     save_file({name: tensor.float() for name, tensor in rounded.items()}, model_dir / "model.safetensors")
     exact = Reference(model_dir).logprobs(prompt(300))[-1]

@@ -3,7 +3,7 @@
 import pytest
 
 from services.worker.engine.torch.kv_layout import KvLayout
-from services.worker.engine.torch.movement import key_bytes, moves_queries, query_bytes
+from services.worker.engine.torch.movement import key_bytes, moves_queries, query_bytes, suffix_bytes
 
 LAYOUT = KvLayout("bfloat16", layers=2, kv_heads=2, head_dim=8, block_tokens=16, blocks=4)
 
@@ -14,6 +14,11 @@ def test_keys_are_the_prefix_that_lies_elsewhere() -> None:
 
 def test_queries_are_there_and_back_with_padding() -> None:
     assert query_bytes(LAYOUT, 6, 4, 9) == 12 * 6 * (2 * 8 * 2 + 4)
+
+
+def test_the_suffix_is_gathered_with_padding() -> None:
+    assert suffix_bytes(LAYOUT, 4, 9) == 12 * 2 * 2 * 8 * 2
+    assert suffix_bytes(LAYOUT, 4, 7) == suffix_bytes(LAYOUT, 1, 100) == 0
 
 
 @pytest.mark.parametrize(
