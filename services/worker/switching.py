@@ -74,7 +74,9 @@ class Switching:
             self._ports.outbox.record(facts, of_epoch(self._ports.node, coming_epoch))
             await self._ports.clock.sleep(HOLD_S)
         finally:
-            self._gate.open()
+            # A switch that has begun holds the gate itself: a step that began in it would be refused by the engine.
+            if not self._turn.locked():
+                self._gate.open()
 
     def call_off(self) -> None:
         """The reconfiguration was aborted: the old workers take work again."""

@@ -3,8 +3,10 @@
 import pytest
 
 from services.worker.composer import StepLimits
+from services.worker.engine import modelled
 from services.worker.engine.modelled import ModelledEngine
 from services.worker.engine.protocol import RankAdopted, RolledBack
+from services.worker.switching import HOLD_S
 from shared.contracts.commands import Adopt, Drain
 from shared.contracts.events import (
     CacheReported,
@@ -242,3 +244,14 @@ async def test_decoding_goes_on_through_a_switch() -> None:
         tokens = [token for frame in world.of("a") for token in frame.tokens]
         assert len(tokens) == 50
         assert world.of("a")[-1].finish == "length"
+
+
+async def test_a_hold_that_runs_out_during_the_switch_starts_no_step_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    async with running(world):
+        await world.ask(order(worker(0), worker(1)))
+        await world.ask(world.assignment("held", prompt(100), at=worker(2)))
+        await world.clock.advance(HOLD_S - 0.5)
+        monkeypatch.setattr(modelled, "ADOPT_S", 1.0)
+        assert (await world.adopt(2, (4,))).kind == "accepted"
+        assert [(each.request, each.reason) for each in world.events(PrefillAborted)] == [("held", "draining")]
