@@ -142,7 +142,7 @@ class StepLoop:
         for share in shares:
             self._begin(share.job)
         # Asked now: by the time that the refusal is here, they may have let go.
-        others_hold = any(job.worker == self._worker and job.holds_prefill for job in self._ports.state.desk)
+        others_hold = self._others_hold()
         try:
             result = await self._prefill(shares)
         except OutOfBlocks as error:
@@ -156,6 +156,11 @@ class StepLoop:
         else:
             self._items_max, self._begun_only = STEP_ITEMS_MAX, False
             self._finish(shares, result)
+
+    def _others_hold(self) -> bool:
+        """Whether finished prefills still pin blocks here: this worker's own, or those of a geometry that was left."""
+        desk = self._ports.state.desk
+        return any(job.holds_prefill and (job.worker == self._worker or job.worker not in desk.workers) for job in desk)
 
     def _begin(self, job: Job) -> None:
         if job.started:

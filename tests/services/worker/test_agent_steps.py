@@ -299,3 +299,16 @@ async def any_life(actions: list[tuple[str, *tuple[int, ...]]], order: str) -> N
     assert all(each == sorted(set(each)) for each in numbers.values())
     for each in world.events(PrefillCompleted):
         assert each.cached_own_tokens % BLOCK_TOKENS == 0
+
+
+async def test_a_prompt_waits_for_blocks_that_a_hand_off_from_before_the_switch_still_needs() -> None:
+    world = World(node=replace(SMALL, link_bytes_per_s=1e5))
+    async with running(world):
+        await world.ask(world.assignment("old", prompt(640), decode=True, max_new_tokens=2))
+        await world.clock.advance(0.7)
+        assert (await world.adopt(2, (1, 1, 1, 1))).kind == "accepted"
+        await world.ask(world.assignment("new", prompt(800, seed=1), at=worker(0, epoch=2)))
+        await world.clock.advance(1.0)
+        assert aborted(world) == [], "there is room for it once the first prompt is on the decode rank"
+        await world.clock.advance(6.0)
+        assert list(completed(world)) == ["old", "new"]
