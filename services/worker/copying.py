@@ -25,23 +25,8 @@ from services.worker.engine.protocol import Busy, EngineDied, EngineError, OutOf
 from services.worker.engine.slot_ref import SlotRef
 from services.worker.incarnation import Incarnation
 from services.worker.origins import of_operation
-from shared.contracts.commands import (
-    Accepted,
-    Refused,
-    Reply,
-    decode_reply,
-    encode_message,
-)
-from shared.contracts.copy_commands import (
-    Copied,
-    Copy,
-    Evict,
-    Evicted,
-    Pin,
-    Pinned,
-    PinnedSlot,
-    Unpin,
-)
+from shared.contracts.commands import Accepted, Refused, Reply, decode_reply, encode_message
+from shared.contracts.copy_commands import Copied, Copy, Evict, Evicted, Pin, Pinned, PinnedSlot, Unpin
 from shared.contracts.ids import BLOCK_ID_BYTES, BlockId, NodeId, WorkerId, node_of, unpack_block_ids
 from shared.model.cost import US_PER_S
 from shared.model.lattice import Group
@@ -138,7 +123,7 @@ class Copying:
                 access=access,
             )
             return await self._carry_out(command, plan, whole=len(sources) == len(blocks))
-        except EngineDied as error:
+        except EngineError as error:
             return Refused(reason="engine", detail=str(error))
         finally:
             self._copies -= 1
@@ -256,6 +241,7 @@ class Copying:
         try:
             lent = await self._engine.pin(lease, blocks)
         except EngineError as error:
+            self._end_lease_now(lease)
             return Refused(reason="engine", detail=str(error))
         slots = tuple(
             None
@@ -269,11 +255,13 @@ class Copying:
 
     def unpin(self, command: Unpin) -> Accepted:
         """See `Unpin`."""
-        lease = f"{command.reader}/{command.operation}"
+        self._end_lease_now(f"{command.reader}/{command.operation}")
+        return Accepted()
+
+    def _end_lease_now(self, lease: str) -> None:
         if lease in self._leases:
             self._leases[lease].cancel()
             self._end_lease(lease)
-        return Accepted()
 
     async def _end_lease_in_time(self, lease: str) -> None:
         await self._ports.clock.sleep(COPY_LEASE_S)

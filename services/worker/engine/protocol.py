@@ -235,7 +235,8 @@ class Engine(Protocol):
 
     async def pin(self, lease: str, blocks: Sequence[BlockId]) -> Pinned:
         """Keep what the node has of `blocks`, on whatever rank, where it is until `unpin`, right through evictions and
-        switches, and say how it is read. Repeating a lease answers again. Errors: EngineDied."""
+        switches, and say how it is read. Repeating a lease answers again. Errors: EngineError if nobody can read it now, and
+        then nothing is kept; EngineDied."""
 
     def unpin(self, lease: str) -> None:
         """End a lease. Unknown ones are ignored, so it is safe to repeat."""
@@ -245,8 +246,9 @@ class Engine(Protocol):
         that fails on the way leaves those before the failure. A caller that leaves calls the copy off: it then installs
         nothing, and its slots are free as soon as nothing is written to them.
 
-        Errors: StaleEpoch; OutOfBlocks; Busy if too many copies run; EngineError if the worker lacks the plan's parent or
-        the operation is under way; EngineDied. Nothing was done, but for evictions, which the next result names.
+        Errors: StaleEpoch; OutOfBlocks; Busy if too many copies run; EngineError if the worker lacks the plan's parent, the
+        operation is under way or nothing can copy now; EngineDied. Nothing was done, but for evictions, which the next
+        result names.
         """
 
     def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:

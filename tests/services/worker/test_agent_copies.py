@@ -3,12 +3,16 @@
 The other node is a script: it has blocks and answers `pin`."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from services.worker.copying import COPIES_MAX, COPY_LEASE_S, LEASES_MAX
+from services.worker.engine import copy_plan
+from services.worker.engine.modelled import ModelledEngine
 from services.worker.engine.modelled_copies import LATENCY_S
+from services.worker.engine.protocol import EngineError
 from shared.contracts.commands import Accepted, Reply, decode_command, decode_reply, encode_message
 from shared.contracts.copy_commands import Copied, Copy, Evict, Evicted, Pin, Pinned, PinnedSlot, Unpin
 from shared.contracts.events import BlocksEvicted, BlocksStored
@@ -243,3 +247,20 @@ async def test_between_two_lives_nothing_is_lent_or_copied() -> None:
     async with running(world, composition=None):
         assert (await world.ask(copy(blocks))).reason == "unknown-worker"
         assert (await world.ask(Unpin(reader=OTHER, operation="o"))).kind == "accepted"
+
+
+class CannotLend(ModelledEngine):
+    """Its mover does not start."""
+
+    async def pin(self, lease: str, blocks: Sequence[BlockId]) -> copy_plan.Pinned:
+        raise EngineError("no mover")
+
+
+async def test_an_engine_that_cannot_lend_is_told_to_who_asked_and_may_be_asked_again() -> None:
+    world, blocks = World(engine_class=CannotLend), chain(2)
+    async with running(world):
+        for _ in range(2):
+            refused = await world.ask(copy(blocks, source=worker(0)))
+            assert (refused.reason, refused.detail) == ("engine", "no mover")
+        lent = await world.ask(Pin(reader=OTHER, operation="p", block_ids=b"".join(blocks)))
+        assert (lent.reason, lent.detail) == ("engine", "no mover")

@@ -12,6 +12,7 @@ from services.worker.engine.copy_plan import Copied, CopyPlan, Pinned, Source
 from services.worker.engine.kv_copies import Installation
 from services.worker.engine.kv_pool import KvPool
 from services.worker.engine.protocol import Busy, EngineDied, EngineError
+from services.worker.engine.slot_ref import SlotRef
 from services.worker.engine.torch.kv_layout import KvLayout
 from services.worker.engine.torch.messages import Loading
 from services.worker.engine.torch.move_messages import (
@@ -95,12 +96,21 @@ class CopySide:
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
                 moving = await mover.ask(begin)
+        except (EngineDied, TimeoutError) as error:
+            await to_the_end(self._end(mover))
+            raise self._because_of_mover(error) from error
         except BaseException:
             await to_the_end(self._end(mover))
             raise
         assert isinstance(moving, Moving), f"a mover begins with Moving, not {moving.kind}"
         self._access = moving.access
         self._tell_lending()
+
+    def _because_of_mover(self, error: EngineDied | TimeoutError) -> EngineError:
+        """A mover that fails or is silent is not the engine's death, which only its ranks can tell of."""
+        if self._ranks.lost is not None:
+            return EngineDied(self._ranks.lost)
+        return EngineError("the mover was silent" if isinstance(error, TimeoutError) else f"the mover ended: {error}")
 
     async def _end(self, mover: RankProcess) -> None:
         """Returns when the process is gone. Safe to repeat."""
@@ -196,19 +206,24 @@ class CopySide:
         refs = self._pool.copies.lend(lease, blocks)
         self._tell_lending()
         there = [ref for ref in refs if ref is not None]
-        checksums: dict[object, int] = {}
         try:
             mover = await self._ready()
-            if self._settings.copy_checksums and there:
-                async with asyncio.timeout(ANSWER_LIMIT_S):
-                    sums = await mover.ask(Sum(next(self._numbers), tuple(there)))
-                assert isinstance(sums, Sums), f"Sum is answered by Sums, not {sums.kind}"
-                checksums = dict(zip(there, sums.checksums, strict=True))
-        except (EngineError, TimeoutError, asyncio.CancelledError):
+            checksums = await self._checksums(mover, there) if self._settings.copy_checksums and there else {}
+        except (EngineError, asyncio.CancelledError):
             self.unpin(lease)
             raise
         sources = tuple(None if ref is None else Source(ref, checksum=checksums.get(ref)) for ref in refs)
         return Pinned(sources, self._access.encode())
+
+    async def _checksums(self, mover: RankProcess, slots: Sequence[SlotRef]) -> dict[SlotRef, int]:
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                sums = await mover.ask(Sum(next(self._numbers), tuple(slots)))
+        except (EngineDied, TimeoutError) as error:
+            await to_the_end(self._end(mover))
+            raise self._because_of_mover(error) from error
+        assert isinstance(sums, Sums), f"Sum is answered by Sums, not {sums.kind}"
+        return dict(zip(slots, sums.checksums, strict=True))
 
     def unpin(self, lease: str) -> None:
         """See `Engine.unpin`."""

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from services.worker.engine.copy_plan import Copied, CopyPlan, Source
-from services.worker.engine.protocol import Busy, EngineDied
+from services.worker.engine.protocol import Busy, EngineDied, EngineError
 from services.worker.engine.slot_ref import SlotRef
+from services.worker.engine.torch import copy_side
 from services.worker.engine.torch.engine import TorchEngine
 from services.worker.engine.torch.kv_layout import KvLayout
 from services.worker.engine.torch.kv_memory import KvMemory, plan_of
@@ -297,3 +298,41 @@ async def test_copies_share_their_bandwidth_and_there_are_not_too_many(nodes: No
     assert len(copies) == MOVES_MAX
     # The last chunk needs not be waited for.
     assert max(each.seconds for each in copies) >= (sum(each.bytes for each in copies[:-1])) / SLOW_BYTES_PER_S
+
+
+async def test_a_mover_that_is_silent_when_blocks_are_lent_is_replaced_and_lends_nothing(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, far = await nodes.new(1, copy_checksums=True)
+    chain = await stored(source, far, 2)
+    await source.engine.pin("warm", [])
+    source.engine.unpin("warm")
+    before = mover_pid(source)
+    monkeypatch.setattr(copy_side, "ANSWER_LIMIT_S", 0.2)
+    os.kill(before, signal.SIGSTOP)
+    with pytest.raises(EngineError, match="the mover was silent") as refused:
+        await source.engine.pin("lease", chain)
+    assert not isinstance(refused.value, EngineDied), "the ranks are well"
+    assert await all_gone([before])
+    assert is_free(source)
+    monkeypatch.undo()
+    assert all(each is not None for each in (await source.engine.pin("lease", chain)).sources)
+
+
+async def test_a_mover_that_does_not_start_is_an_error_and_not_the_engines_death(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, far = await nodes.new(1)
+    node, near = await nodes.new(1)
+    chain = await stored(source, far, 2)
+    plan = await plan_from(source, node, near, chain)
+    settings = replace(node.engine._settings)  # type: ignore[attr-defined]
+    object.__setattr__(settings, "start_timeout_s", 0.0)  # below what can be set, so that no mover is quick enough
+    monkeypatch.setattr(node.engine._copy_side, "_settings", settings)  # type: ignore[attr-defined]
+    for attempt in (node.engine.copy_blocks(plan), node.engine.pin("lease", chain)):
+        with pytest.raises(EngineError, match="the mover was silent") as refused:
+            await attempt
+        assert not isinstance(refused.value, EngineDied)
+        assert is_free(node)
+    monkeypatch.undo()
+    assert (await node.engine.copy_blocks(plan)).blocks == tuple(chain)
