@@ -86,6 +86,6 @@ async def trial(
         ttft_us = (clock.monotonic_ns() - arrival_ns) // 1_000
         if ttft_us > goal.coefficients.slo_us(request.shape.prompt_tokens):
             missed += request.shape.prompt_tokens
-        if missed > (1 - goal.attainment) * tokens:
+        if 1 - missed / tokens < goal.attainment:
             return Trial(share, 1 / stretch, number, 1 - missed / tokens, carried=False)
     return Trial(share, 1 / stretch, len(requests), 1 - missed / tokens, carried=True)

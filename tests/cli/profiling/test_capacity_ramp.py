@@ -67,6 +67,21 @@ def test_a_trial_is_cut_short_once_its_goal_is_out_of_reach() -> None:
     assert found.attainment < 0.9
 
 
+def test_a_goal_that_is_met_exactly_is_met() -> None:
+    """Ten equal requests come at once, and the SLO lies between the ends of the ninth and of the tenth."""
+    shape = Shape(4_000, 0)
+    slo = Coefficients(version="slo", d=(9.5 * service_us(COSTS, 1, shape) / 1e6 - 0.5) / 3, a=0, b=0, c=0, alpha=0)
+
+    async def work(node: Node) -> Trial:
+        prefills = Prefills(node.engine, node.vocabulary, np.random.default_rng(1))
+        await prefills.use(1)
+        await prefills.keep(0)
+        return await trial(prefills, 1, [Request(shape, 1.0)] * 10, Goal(slo, 0.9, 1), node.clock, 1.0)
+
+    found = run_on_node(SETTINGS, work)
+    assert (found.attainment, found.carried) == (0.9, True)
+
+
 @pytest.mark.parametrize("degree", [1, 4])
 def test_a_ramp_ends_between_what_was_carried_and_what_was_not(degree: int) -> None:
     found = run_ramp(degree, Goal(COSTS, 0.9, 5))
