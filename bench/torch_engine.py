@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from services.worker.engine.protocol import PrefillItem, PrefillStep, Sampling
+from services.worker.engine.torch.devices import visible_gpus
 from services.worker.engine.torch.engine import TorchEngine
 from services.worker.engine.torch.rank_process import RankProcess
 from services.worker.engine.torch.settings import TorchSettings
@@ -114,7 +115,7 @@ class Spent:
 
 async def main(model_dir: Path) -> None:
     zygote = Zygote()
-    settings = TorchSettings(model_dir, prefill_ranks=sum(COMPOSITION), block_tokens=BLOCK_TOKENS)
+    settings = TorchSettings(model_dir, prefill_ranks=sum(COMPOSITION), block_tokens=BLOCK_TOKENS, gpus=visible_gpus())
     engine = TorchEngine(settings, zygote)
     try:
         await engine.start()

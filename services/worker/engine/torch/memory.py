@@ -3,6 +3,7 @@
     node = weights + Σ pools + ranks · (process + rope tables) + Σ steps + Σ decoded sequences
 
 Weights and pools are mapped by every rank and exist once. A switch is in no term: it changes which ranks take a step together.
+With GPUs this is the host's part, less the pools' slots: each rank has its pool and a copy of the weights on its GPU.
 """
 
 from typing import NamedTuple
