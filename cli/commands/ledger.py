@@ -1,11 +1,15 @@
-"""`vertumnus ledger`: look after the permanent record."""
+"""`vertumnus ledger`: look after the permanent record, and carry it to another database."""
 
 import getpass
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.commands.events import EXIT_FAILED, Json, run
+
+if TYPE_CHECKING:
+    from replay.verifying import Span
 
 app = typer.Typer(help="Look after the permanent record.", no_args_is_help=True)
 
@@ -61,3 +65,104 @@ def rebuild(json: Json = False) -> None:
         typer.echo(str(active), err=True)
         raise typer.Exit(EXIT_FAILED) from active
     typer.echo(f'{{"events":{events}}}' if json else f"rebuilt from {events:,} events")
+
+
+@app.command("export")
+def export_record(
+    file: Annotated[Path, typer.Argument(dir_okay=False, help="the file to write")],
+    first: Annotated[
+        str | None, typer.Option("--from", metavar="SEQ|TIME", help="the first event; with --mooncake only")
+    ] = None,
+    last: Annotated[str | None, typer.Option("--to", metavar="SEQ|TIME", help="the last one")] = None,
+    mooncake: Annotated[
+        bool, typer.Option("--mooncake", help="a trace of the recorded arrivals, for `vertumnus trace`")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Write the record into a file that `ledger import` takes in elsewhere; with --mooncake the load alone.
+
+    A record is written from its beginning, because states are folded from there, and ends where --to says: at a sequence of the
+    newest log, or before the first event that was sent after a time (ISO 8601, UTC). Exit status 1 if the record has nothing
+    there or is not whole.
+    """
+    from cli.record.instants import span
+
+    if first is not None and not mooncake:
+        raise typer.BadParameter("a record is exported from its beginning: give --to alone", param_hint="--from")
+    try:
+        asked = span(first, last)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if mooncake:
+        _export_trace(file, asked, json)
+    else:
+        _export_bundle(file, asked, json)
+
+
+@app.command("import")
+def import_record(
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="what `ledger export` wrote")
+    ],
+    json: Json = False,
+) -> None:
+    """Take a record into the empty, migrated database that VERTUMNUS_DATABASE_URL names. All of it, or nothing.
+
+    Every row's link in its chain is made anew from its bytes and compared; read models are folded on the way. Exit status 1 if
+    the file is no whole bundle, or the database has a record already.
+    """
+    from cli.events.printing import progress
+    from cli.whereabouts import database_url
+    from services.ledger.bundles import BadBundle
+    from services.ledger.importing import NotEmpty, import_bundle
+    from services.ledger.rebuild import LedgerActive
+
+    url = database_url()
+    try:
+        with file.open("rb") as opened, progress("events imported") as told:
+            found = run(lambda: import_bundle(url, opened, told))
+    except (BadBundle, NotEmpty, LedgerActive) as error:
+        typer.echo(f"{file}: {error}", err=True)
+        raise typer.Exit(EXIT_FAILED) from error
+    _tell(found._asdict(), f"{found.rows:,} events of {found.logs} log{'s'[: found.logs != 1]} of {found.pool}", json)
+
+
+def _export_bundle(file: Path, asked: "Span", json: bool) -> None:
+    from cli.events.printing import progress
+    from cli.files import whole
+    from cli.whereabouts import database_url
+    from services.ledger.exporting import NotExported, export
+
+    url = database_url()
+    try:
+        with whole(file) as opened, progress("events exported") as told:
+            found = run(lambda: export(url, opened, asked.to_seq, asked.to_ns, told))
+    except (NotExported, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(EXIT_FAILED) from error
+    _tell(found._asdict(), f"{file}: {found.rows:,} events up to {found.to_seq:,}", json)
+
+
+def _export_trace(file: Path, asked: "Span", json: bool) -> None:
+    import secrets
+
+    from cli.files import whole
+    from cli.record.mooncake import NoTrace, export_trace
+    from cli.whereabouts import database_url
+    from services.ledger.arrivals import Range
+
+    url = database_url()
+    try:
+        with whole(file) as opened:
+            found = run(lambda: export_trace(url, Range(*asked), secrets.token_bytes(16), opened))
+    except (NoTrace, OSError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(EXIT_FAILED) from error
+    size = found.block_tokens
+    _tell(found._asdict(), f"{file}: {found.requests:,} requests; read it with --block-tokens {size}", json)
+
+
+def _tell(found: dict[str, object], text: str, json: bool) -> None:
+    import orjson
+
+    typer.echo(orjson.dumps(found) if json else text)

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from cli.files import whole
 from cli.trace import shaping
 from cli.trace.generating import SHAPES, Phase, generated
 from cli.trace.measuring import OK, LinearObjective, Outcome, Report, report
@@ -233,15 +234,8 @@ def _phases(texts: list[str]) -> list[Phase]:
 
 
 def _write(rows: Iterator[Row], out: Path) -> int:
-    """Whole or not at all: the file gets its name when it is complete."""
-    partial = out.with_name(f"{out.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            count = write(rows, file)
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
-    return count
+    with whole(out) as file:
+        return write(rows, file)
 
 
 def _print_json(value: object) -> None:

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from cli.commands.up import DEFAULT_MODEL
 from cli.embedded.data_dir import DataDir
+from cli.files import whole
 from cli.profiling.prefills import NotResident
 from cli.settings import CommandSettings
 from services.worker.engine.protocol import EngineError
@@ -53,13 +54,9 @@ def worker_settings(engine: str, model: Path | None, degrees: tuple[int, ...], *
 
 
 def write_json(document: BaseModel, out: Path) -> None:
-    """Whole or not at all: the file gets its name when it is complete."""
-    partial = out.with_name(f"{out.name}.partial")
-    try:
-        partial.write_text(document.model_dump_json(indent=1) + "\n")
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
+    """Whole or not at all."""
+    with whole(out) as file:
+        file.write(document.model_dump_json(indent=1).encode() + b"\n")
 
 
 @contextmanager

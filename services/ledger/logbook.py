@@ -10,6 +10,7 @@ from uuid import UUID
 import asyncpg
 
 from services.ledger.batches import Checkpoint
+from services.ledger.bundles import LogBegins
 from services.ledger.feed import Gap
 from services.ledger.records import CHAIN_ORIGIN, LOG_TABLES
 
@@ -99,6 +100,32 @@ async def accept_gap(connection: Any, operator: str, reason: str) -> tuple[UUID,
     return (row["log"], row["from_seq"], row["to_seq"]) if row else None
 
 
+async def restore(connection: Any, first: Checkpoint, pool: str, log: LogBegins) -> None:
+    """Begin a log as another database has it, within the caller's transaction."""
+    await connection.execute(
+        "INSERT INTO logs (log, number, stream, pool, opened_at, predecessor, predecessor_seq) "
+        "VALUES ($1, $2, $3, $4, $5, $6, $7)",
+        *(log.log, log.number, log.stream, pool, log.opened_at, log.predecessor, log.predecessor_seq),
+    )
+    await _insert_checkpoint(connection, first)
+    await connection.executemany(
+        "INSERT INTO gaps (log, from_seq, to_seq, accepted_at, accepted_by, reason) VALUES ($1, $2, $3, $4, $5, $6)",
+        [(log.log, gap.from_seq, gap.to_seq, gap.accepted_at, gap.accepted_by, gap.reason) for gap in log.gaps],
+    )
+
+
+async def move(connection: Any, checkpoint: Checkpoint) -> None:
+    """Move a log's checkpoint, within the caller's transaction."""
+    await connection.execute(
+        "UPDATE checkpoints SET stream_seq = $2, digest = $3, decisions_head = $4, block_events_head = $5, "
+        "repeats_head = $6 WHERE log = $1",
+        checkpoint.log,
+        checkpoint.stream_seq,
+        checkpoint.digest,
+        *(checkpoint.heads[table] for table in LOG_TABLES),
+    )
+
+
 async def _begin(connection: Any, first: Checkpoint, stream: UUID, pool: str, last: Checkpoint | None) -> None:
     async with connection.transaction():
         await connection.execute(
@@ -110,14 +137,18 @@ async def _begin(connection: Any, first: Checkpoint, stream: UUID, pool: str, la
             last.log if last else None,
             last.stream_seq if last else None,
         )
-        await connection.execute(
-            "INSERT INTO checkpoints (log, stream_seq, digest, decisions_head, block_events_head, repeats_head) "
-            "VALUES ($1, $2, $3, $4, $5, $6)",
-            first.log,
-            first.stream_seq,
-            first.digest,
-            *(first.heads[table] for table in LOG_TABLES),
-        )
+        await _insert_checkpoint(connection, first)
+
+
+async def _insert_checkpoint(connection: Any, first: Checkpoint) -> None:
+    await connection.execute(
+        "INSERT INTO checkpoints (log, stream_seq, digest, decisions_head, block_events_head, repeats_head) "
+        "VALUES ($1, $2, $3, $4, $5, $6)",
+        first.log,
+        first.stream_seq,
+        first.digest,
+        *(first.heads[table] for table in LOG_TABLES),
+    )
 
 
 def _checkpoint(row: Any) -> Checkpoint:

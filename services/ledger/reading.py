@@ -50,13 +50,15 @@ async def logs(connection: Any) -> list[LogInfo]:
     return found
 
 
-async def pages(connection: Any, log: LogInfo) -> AsyncIterator[list[LogRow]]:
-    """The rows of one log in stream order, up to its checkpoint and whatever lies beyond."""
-    last = max([log.stream_seq, *[await connection.fetchval(_LAST[table], log.log) or 0 for table in LOG_TABLES]])
+async def pages(connection: Any, log: LogInfo, to_seq: int | None = None) -> AsyncIterator[list[LogRow]]:
+    """The rows of one log in stream order up to `to_seq`; without it up to its checkpoint and whatever lies beyond."""
+    last = to_seq
+    if last is None:
+        last = max([log.stream_seq, *[await connection.fetchval(_LAST[table], log.log) or 0 for table in LOG_TABLES]])
     for start in range(0, last, PAGE_EVENTS):
         rows: list[LogRow] = []
         for table in LOG_TABLES:
-            found = await connection.fetch(_PAGE[table], log.log, start, start + PAGE_EVENTS)
+            found = await connection.fetch(_PAGE[table], log.log, start, min(start + PAGE_EVENTS, last))
             rows += [LogRow(table, row["stream_seq"], row["raw"], row["chain"], _rest(row)) for row in found]
         rows.sort(key=lambda row: row.stream_seq)
         yield rows

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from services.ledger import logbook
 from services.ledger.batches import Batch, Link
 from services.ledger.patches import Row
 from services.ledger.readmodels import PATCHED_TABLES, Changes, ReadModels
@@ -56,14 +57,7 @@ class TableWriter:
             if links := batch.rows[table]:
                 await self._ensure_days(links if table == "block_events" else ())
                 await self._connection.execute(INSERTS[table], checkpoint.log, *_columns(table, links))
-        await self._connection.execute(
-            "UPDATE checkpoints SET stream_seq = $2, digest = $3, decisions_head = $4, block_events_head = $5, "
-            "repeats_head = $6 WHERE log = $1",
-            checkpoint.log,
-            checkpoint.stream_seq,
-            checkpoint.digest,
-            *(checkpoint.heads[table] for table in LOG_TABLES),
-        )
+        await logbook.move(self._connection, checkpoint)
 
     async def write_read_models(self, models: ReadModels) -> None:
         """Bring the tables to the folds' state."""

@@ -1,0 +1,161 @@
+"""The record out of the database into a bundle: from its beginning, because every state is folded from there."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+from services.ledger import database, reading, seals
+from services.ledger.bundles import BundleWriter, ChainResumes, Gap, Header, LogBegins, LogEnds, Row
+from services.ledger.reading import LogInfo
+from services.ledger.records import BIGINT_MAX, CHAIN_ORIGIN, LOG_TABLES, LogTable, link, record
+from shared.contracts.events import BlockDayDropped, DroppedRun
+
+FIRST_LATER = """
+SELECT least((SELECT min(stream_seq) FROM decisions WHERE log = $1 AND time_ns > $2),
+             (SELECT min(stream_seq) FROM block_events WHERE log = $1 AND time_ns > $2))
+"""
+
+
+class NotExported(Exception):
+    """The record has nothing up to there, cannot be cut there, or is not whole. The message says which, and where."""
+
+
+class Exported(NamedTuple):
+    """What is in the bundle."""
+
+    logs: int
+    rows: int
+    to_seq: int
+    """The last sequence of the last log."""
+
+
+async def export(
+    database_url: str,
+    file: BinaryIO,
+    to_seq: int = BIGINT_MAX,
+    to_ns: int = BIGINT_MAX,
+    progress: Callable[[int], None] | None = None,
+) -> Exported:
+    """Write everything up to `to_seq` of the newest log, or before the first event that was sent later than `to_ns`.
+
+    One snapshot of the database, a page at a time. Every row's link is compared on the way, so that no bundle is made which
+    cannot be taken in. `progress` is told how many rows so far. Errors: NotExported; those of `database.connect`.
+    """
+    connection = await database.connect(database_url)
+    try:
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            logs = await reading.logs(connection)
+            parts = await _cut(connection, logs, to_seq, to_ns)
+            gone = await _gone(connection, logs, parts)
+            pool = await connection.fetchval("SELECT pool FROM logs WHERE log = $1", parts[0].log)
+            writer = BundleWriter(file, Header(pool=pool))
+            copy = _Copy(connection, writer, gone, progress)
+            for part, log in zip(parts, logs, strict=False):
+                await copy.log(part, whole=part.stream_seq == log.stream_seq)
+            writer.close()
+            return Exported(len(parts), writer.rows, parts[-1].stream_seq)
+    finally:
+        await connection.close()
+
+
+class _Copy:
+    """Log after log into one bundle; the chains go through all of them."""
+
+    def __init__(
+        self, connection: Any, writer: BundleWriter, gone: list[BlockDayDropped], progress: Callable[[int], None] | None
+    ) -> None:
+        self._connection = connection
+        self._writer = writer
+        self._gone = gone
+        self._heads: dict[LogTable, bytes] = dict.fromkeys(LOG_TABLES, CHAIN_ORIGIN)
+        self._progress = progress
+
+    async def log(self, part: LogInfo, *, whole: bool) -> None:
+        """Every row of the log up to where it was cut."""
+        self._writer.tell(await _begins(self._connection, part))
+        named = (run for day in self._gone for run in day.runs if run.log == str(part.log))
+        runs = deque(sorted(named, key=lambda run: run.from_seq))
+        async for page in reading.pages(self._connection, part, part.stream_seq):
+            for row in page:
+                self._resume(runs, row.stream_seq)
+                # A run is without block events of other days, so what lies within one is still waiting to go.
+                if row.table != "block_events" or not runs or row.stream_seq < runs[0].from_seq:
+                    self._row(part, Row(row.table, row.stream_seq, row.chain, row.raw))
+            if self._progress is not None:
+                self._progress(self._writer.rows)
+        self._resume(runs, part.stream_seq + 1)
+        if whole and self._heads != part.heads:
+            raise NotExported(f"log {part.log}: the chains do not end where the checkpoint says: see `events audit`")
+        self._writer.tell(LogEnds(stream_seq=part.stream_seq, heads=dict(self._heads)))
+
+    def _row(self, part: LogInfo, row: Row) -> None:
+        self._heads[row.table] = link(self._heads[row.table], row.raw)
+        if self._heads[row.table] != row.chain:
+            raise NotExported(f"{row.table} {part.log}:{row.stream_seq}: the chain breaks here: see `events audit`")
+        self._writer.tell(row)
+
+    def _resume(self, runs: deque[DroppedRun], before_seq: int) -> None:
+        while runs and runs[0].to_seq < before_seq:
+            self._heads["block_events"] = runs.popleft().chain
+            self._writer.tell(ChainResumes(head=self._heads["block_events"]))
+
+
+async def _cut(connection: Any, logs: Sequence[LogInfo], to_seq: int, to_ns: int) -> list[LogInfo]:
+    """The logs, the last of them only as far as asked. A cut in an accepted gap is one before it."""
+    parts: list[LogInfo] = []
+    for log in logs:
+        last = min(log.stream_seq, to_seq) if log is logs[-1] else log.stream_seq
+        if to_ns < BIGINT_MAX:
+            later = await connection.fetchval(FIRST_LATER, log.log, to_ns, timeout=seals.STATEMENT_LIMIT_S)
+            last = last if later is None else min(last, later - 1)
+        last = next((first - 1 for first, behind in log.gaps if first <= last < behind), last)
+        if last:
+            gaps = tuple(gap for gap in log.gaps if gap[1] <= last)
+            parts.append(log._replace(stream_seq=last, gaps=gaps))
+        if last < log.stream_seq:
+            break
+    if not parts:
+        raise NotExported("the record is empty" if not logs else "the record begins after that")
+    return parts
+
+
+async def _gone(connection: Any, logs: Sequence[LogInfo], parts: Sequence[LogInfo]) -> list[BlockDayDropped]:
+    """The days that the exported part says are dropped; their rows are left out, though some may wait to go.
+
+    A part that ends before this was said cannot do without rows that have gone since.
+    """
+    reach = {part.log: part.stream_seq for part in parts}
+    kept = {day.isoformat() for day in await seals.kept_days(connection)}
+    gone: list[BlockDayDropped] = []
+    for log in logs:
+        for told in await reading.told(connection, log.log, [BlockDayDropped.TYPE]):
+            event = record(told).event
+            said = event.data if event is not None else None
+            if not isinstance(said, BlockDayDropped):
+                continue  # Its fields are wrong: it drops nothing.
+            if told.stream_seq <= reach.get(log.log, 0):
+                gone.append(said)
+            elif said.day not in kept:
+                raise NotExported(
+                    f"block events of {said.day} are gone, as {log.log}:{told.stream_seq} says: export up to there or beyond"
+                )
+    return gone
+
+
+async def _begins(connection: Any, part: LogInfo) -> LogBegins:
+    row = await connection.fetchrow("SELECT stream, opened_at FROM logs WHERE log = $1", part.log)
+    gaps = await connection.fetch(
+        "SELECT from_seq, to_seq, accepted_at, accepted_by, reason FROM gaps WHERE log = $1 AND to_seq <= $2 "
+        "ORDER BY from_seq",
+        part.log,
+        part.stream_seq,
+    )
+    return LogBegins(
+        log=part.log,
+        number=part.number,
+        stream=row["stream"],
+        opened_at=row["opened_at"],
+        predecessor=part.predecessor,
+        predecessor_seq=part.predecessor_seq,
+        gaps=tuple(Gap(**gap) for gap in gaps),
+    )
