@@ -50,7 +50,17 @@ def said(console: Console) -> str:
     return Path(console.file.name).read_text()
 
 
-def children() -> dict[int, str]:
+Children = Callable[[], dict[int, str]]
+
+
+@pytest.fixture
+def children() -> Children:
+    """Asks for the processes that the test has started, with their command lines: servers of the session are not its own."""
+    before = every_child().keys()
+    return lambda: {child: line for child, line in every_child().items() if child not in before}
+
+
+def every_child() -> dict[int, str]:
     pid = os.getpid()
     found = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
@@ -76,7 +86,7 @@ def during(home: DataDir, act: Callable[[], None]) -> threading.Thread:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
-def test_a_half_survives_a_crash_and_shows_everything(home: DataDir, console: Console) -> None:
+def test_a_half_survives_a_crash_and_shows_everything(home: DataDir, console: Console, children: Children) -> None:
     home.path.mkdir()
     (home.path / "nats").mkdir()
     (home.path / "nats" / "of the last demo").touch()
@@ -100,7 +110,7 @@ def test_a_half_survives_a_crash_and_shows_everything(home: DataDir, console: Co
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
-def test_ctrl_c_ends_a_half_in_order(home: DataDir, console: Console) -> None:
+def test_ctrl_c_ends_a_half_in_order(home: DataDir, console: Console, children: Children) -> None:
     interrupting = during(home, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(Interrupted):
         play(SMALL._replace(requests=2_000), None, home, console, threading.Event())
