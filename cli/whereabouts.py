@@ -3,23 +3,26 @@
 import typer
 
 from cli.embedded.data_dir import DataDir, RunningSystem
+from cli.invocation import command
 from cli.settings import CommandSettings
+
+EXIT_REFUSED = 2
 
 
 def nats_url() -> str:
-    """The NATS server's URL. BadParameter if nothing says where it is."""
+    """The NATS server's URL. Ends the command if nothing says where it is."""
     settings = CommandSettings()
     return settings.nats_url or _running(settings, "VERTUMNUS_NATS_URL").nats_url
 
 
 def database_url() -> str:
-    """The record's database. BadParameter if nothing says where it is."""
+    """The record's database. Ends the command if nothing says where it is."""
     settings = CommandSettings()
     return settings.database_url or _running(settings, "VERTUMNUS_DATABASE_URL").database_url
 
 
 def api_url() -> str:
-    """Where the OpenAI-compatible API of the system in the data directory answers. BadParameter if none runs there."""
+    """Where the OpenAI-compatible API of the system in the data directory answers. Ends the command if none runs there."""
     return _running(CommandSettings(), "--url").api_url
 
 
@@ -27,7 +30,10 @@ def _running(settings: CommandSettings, otherwise: str) -> RunningSystem:
     """`otherwise` names the variable or option that would do instead."""
     system = DataDir(settings.data_dir).running()
     if system is None:
-        raise typer.BadParameter(
-            f"nothing runs in {settings.data_dir}: start it with `vertumnus up`, set VERTUMNUS_DATA_DIR, or set {otherwise}"
+        place = settings.data_dir.resolve()
+        typer.echo(
+            f"nothing runs in {place}: start it with `{command()} up`, or name its VERTUMNUS_DATA_DIR, or give {otherwise}",
+            err=True,
         )
+        raise typer.Exit(EXIT_REFUSED)
     return system

@@ -30,7 +30,7 @@ from shared.contracts.events import (
     RequestRedirected,
     RouterLost,
 )
-from shared.contracts.ids import WorkerId, client_digest
+from shared.contracts.ids import WorkerId
 
 RECOMPUTED_EVENTS_MAX = 20_000
 """Where a decision lies this close to its log's beginning, folding takes about a second, and nobody has to ask for it."""
@@ -109,10 +109,7 @@ async def explain(
 
 async def _find(connection: Any, name: str) -> tuple[str, list[str]]:
     """The request of this id, or the newest one whose client gave it this id."""
-    request = name.rpartition("cmpl-")[2]
-    if await queries.request(connection, request) is not None:
-        return request, []
-    found = await queries.requests_of_client(connection, client_digest(name))
+    found = await queries.requests_named(connection, name)
     if not found:
         state = await queries.state(connection)
         at = state["checkpoint"]

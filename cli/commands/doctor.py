@@ -46,9 +46,10 @@ def doctor(
 
 def show(checks: Sequence["Check"]) -> None:
     """The findings as a table, and what is needed where something is unfit."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from cli.terminal import output
 
     table = Table("", "what")
     # Nothing is cut off: an error's last words are the ones that help.
@@ -58,4 +59,4 @@ def show(checks: Sequence["Check"]) -> None:
         mark = Text("ok", "green") if check.ok else Text("unfit", "bold red")
         # As Text: a path in square brackets is no markup.
         table.add_row(mark, Text(check.name), Text(check.found), Text(check.needed))
-    Console().print(table)
+    output().print(table)

@@ -54,7 +54,8 @@ def tail(
 
 @app.command()
 def get(
-    what: Annotated[str, typer.Argument(help="an event's id, its SEQ or LOG:SEQ, or a request")], json: Json = False
+    what: Annotated[str, typer.Argument(help="an event's id, its SEQ or LOG:SEQ, or a request's id")],
+    json: Json = False,
 ) -> None:
     """Print one event, or everything that the record says of a request. Exit status 1 if there is none."""
     from rich.console import Console
@@ -117,16 +118,20 @@ def run(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return asyncio.run(ask())
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
+    except BrokenPipeError:
+        # Whoever read our output has left (`| head`): no server's failure, and typer ends the command silently.
+        raise
     except (*AWAY, SchemaMissing, LogLost, Unavailable, ServerUnfit) as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from error
 
 
 def _print_audit(found: "Audit") -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(soft_wrap=True, highlight=False)
+    from cli.terminal import output
+
+    console = output()
     table = Table("what", "how many")
     rows = {"events": found.events, "logs": found.logs, "in accepted gaps": found.accepted_gap_events}
     rows |= {"seals compared": found.seals, "dropped by policy": found.dropped_rows}
@@ -137,7 +142,7 @@ def _print_audit(found: "Audit") -> None:
         table.add_row(name, f"{number:,}")
     console.print(table)
     for violation in found.violations:
-        console.print(violation, style="red", markup=False)
+        console.print(violation, style="red", markup=False, soft_wrap=True)
     console.print(
         "clean" if found.clean else f"{found.violation_count:,} violations", style="green" if found.clean else "red"
     )

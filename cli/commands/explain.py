@@ -21,7 +21,9 @@ def explain(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Every worker that could have had the request, with each part of its price; why others could not; what was predicted and
+    """Why a request went where it went, and what came of it.
+
+    Every worker that could have had the request, with each part of its price; why others could not; what was predicted and
     what was measured; what happened then. Exit status 1 if the record does not know the request.
     """
     from cli.events.printing import progress
@@ -41,11 +43,10 @@ def explain(
 
         print(orjson.dumps(_document(found)).decode())
         return
-    from rich.console import Console
-
     from cli.record.telling import tell
+    from cli.terminal import output
 
-    tell(Console(highlight=False), found)
+    tell(output(), found)
 
 
 def _document(found: "Explanation") -> dict[str, Any]:

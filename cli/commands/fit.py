@@ -33,6 +33,7 @@ def fit(
     from cli.profiling.document import read_profile
     from cli.profiling.picture import fits_picture
     from cli.profiling.sets import fitted_set
+    from cli.terminal import output
     from shared.model.fitting import FORMS
     from shared.model.fitting import fit as fit_samples
 
@@ -51,7 +52,7 @@ def fit(
     if as_json:
         print(found.model_dump_json())
         return
-    Console().print(fits_picture(profile.samples, fits, chosen))
+    output().print(fits_picture(profile.samples, fits, chosen))
     if profile.device == "modelled":
         errors.print(
             "the profile is of a cost model: this shows the method and says nothing of a machine", style="yellow"

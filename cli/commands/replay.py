@@ -47,18 +47,19 @@ def replay(
 
 def _print_state(state: dict[str, Any], json: bool) -> None:
     import orjson
-    from rich.console import Console
+
+    from cli.terminal import output
 
     if json:
         print(orjson.dumps(state).decode())
         return
-    console = Console(highlight=False)
+    console = output()
     place = state["place"]
     console.print(f"as of {place['log']}:{place['stream_seq']}", markup=False, soft_wrap=True)
     for name in ("nodes", "workers"):
         console.print(_table(name.removesuffix("s"), state[name]))
     parameters = " ".join(f"{name}={value}" for name, value in state["parameters"].items())
-    console.print(f"parameters: {parameters}", markup=False)
+    console.print(f"parameters: {parameters}", markup=False, soft_wrap=True)
     console.print(f"{state['open_requests']:,} open requests; {state['blocks']:,} different blocks are cached")
 
 
@@ -80,9 +81,9 @@ def _cell(value: Any) -> str:
 
 def _print_difference(one: dict[str, Any], other: dict[str, Any], json: bool) -> None:
     import orjson
-    from rich.console import Console
     from rich.table import Table
 
+    from cli.terminal import output
     from replay.instants import differences
 
     found = differences(one, other)
@@ -90,6 +91,9 @@ def _print_difference(one: dict[str, Any], other: dict[str, Any], json: bool) ->
         print(orjson.dumps([{"field": path, "before": a, "after": b} for path, a, b in found]).decode())
         return
     table = Table("what", "before", "after")
+    for column in table.columns:
+        # Nothing is cut off: an id without its end is none.
+        column.overflow = "fold"
     for path, before, after in found:
         table.add_row(path, *("" if value is None else _cell(value) for value in (before, after)))
-    Console(highlight=False).print(table)
+    output().print(table)

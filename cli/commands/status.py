@@ -35,9 +35,9 @@ def status(json: Json = False) -> None:
 
         print(orjson.dumps({"services": services, **state}).decode())
     else:
-        from rich.console import Console
+        from cli.terminal import output
 
-        console = Console()
+        console = output()
         for table in tables(services, state):
             console.print(table)
         console.print(_standing(state))

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cli.files import whole
+from cli.terminal import output, reason
 from cli.trace import shaping
 from cli.trace.generating import SHAPES, Phase, generated
 from cli.trace.measuring import OK, LinearObjective, Outcome, Report, report
@@ -92,7 +93,7 @@ def inspect(file: File, block_tokens: BlockTokens = BLOCK_TOKENS, json: Json = F
     if json:
         _print_json(found)
     else:
-        Console().print(statistics_picture(file.name, found))
+        output().print(statistics_picture(file.name, found))
 
 
 @app.command()
@@ -183,7 +184,7 @@ def send(
     if json:
         _print_json(found)
     else:
-        Console().print(report_picture(found))
+        output().print(report_picture(found))
     if interrupted:
         raise typer.Exit(130)
     if found.failed:
@@ -229,7 +230,10 @@ def _phases(texts: list[str]) -> list[Phase]:
         parts = text.split(":")
         if len(parts) != 3 or parts[2] not in SHAPES:
             raise ValueError(f"--phase {text}: must be SECONDS:RATE:SHAPE with a shape of {', '.join(SHAPES)}")
-        phases.append(Phase(float(parts[0]), float(parts[1]), SHAPES[parts[2]]))
+        try:
+            phases.append(Phase(float(parts[0]), float(parts[1]), SHAPES[parts[2]]))
+        except ValueError as error:
+            raise ValueError(f"--phase {text}: {error}") from None
     return phases
 
 
@@ -257,5 +261,5 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, NoServer) as error:
-        errors.print(f"[red]error:[/red] {escape(str(error))}")
+        errors.print(f"[red]error:[/red] {escape(reason(error))}")
         raise typer.Exit(2) from error

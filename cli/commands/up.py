@@ -124,7 +124,7 @@ def example(system: "RunningSystem") -> str:
     served = httpx.get(f"{system.api_url}/v1/models").raise_for_status().json()["data"]
     model = served[0]["id"] if served else "<model>"
     if system.tokenizer:
-        path, prompt = "chat/completions", f'"temperature": 0, "messages": [{QUESTION}]'
+        path, prompt = "chat/completions", f'"temperature": 0,\n         "messages": [{QUESTION}]'
     else:
         path, prompt = "completions", '"prompt": [11, 12, 13, 14, 15, 16, 17, 18], "max_tokens": 8'
     return f"""\

@@ -65,10 +65,11 @@ def _document(found: "Verification") -> dict[str, object]:
 
 
 def _print(found: "Verification") -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console, findings = Console(highlight=False), found.findings
+    from cli.terminal import output
+
+    console, findings = output(), found.findings
     table = Table("decision", "checked", "differ", "not derivable")
     for column in table.columns[1:]:
         column.justify = "right"

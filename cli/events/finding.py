@@ -9,7 +9,7 @@ from services.ledger import database, queries
 async def find(database_url: str, what: str) -> dict[str, Any] | None:
     """The event with id, sequence (of the newest log) or `LOG:SEQ` `what`, else the request of that name, else None.
 
-    A request may be named as its client knows it, `chatcmpl-…` or `cmpl-…`.
+    A request may be named as its client knows it: `chatcmpl-…`, `cmpl-…`, or the `x-request-id` that it sent (its newest one).
     Errors: those of `database.connect`.
     """
     connection = await database.connect(database_url)
@@ -21,7 +21,10 @@ async def find(database_url: str, what: str) -> dict[str, Any] | None:
             log = _uuid(log_text) if colon else await queries.newest_log(connection)
             is_place = log is not None and seq_text.isascii() and seq_text.isdigit() and len(seq_text) < 19
             found = await queries.event_at(connection, log, int(seq_text)) if log and is_place else None
-        return found or await queries.request(connection, what.rpartition("cmpl-")[2])
+        if found:
+            return found
+        requests = await queries.requests_named(connection, what)
+        return await queries.request(connection, requests[0]) if requests else None
     finally:
         await connection.close()
 

@@ -15,6 +15,7 @@ from cli.embedded.data_dir import DataDir
 from cli.files import whole
 from cli.profiling.prefills import NotResident
 from cli.settings import CommandSettings
+from cli.terminal import reason
 from services.worker.engine.protocol import EngineError
 from services.worker.settings import WorkerSettings
 
@@ -71,5 +72,5 @@ def refusals(verb: str, console: Console) -> Iterator[None]:
         console.print(f"[red]vertumnus {verb}:[/red] {escape(str(failure))}")
         raise typer.Exit(EXIT_FAILED) from failure
     except (ValueError, OSError) as error:
-        console.print(f"[red]vertumnus {verb}:[/red] {escape(str(error))}")
+        console.print(f"[red]vertumnus {verb}:[/red] {escape(reason(error))}")
         raise typer.Exit(EXIT_REFUSED) from error

@@ -88,9 +88,11 @@ def _candidates(attempt: Attempt) -> Table:
     data = attempt.assigned
     recorded = {each.worker for each in data.candidates}
     shown = attempt.weighed.candidates if attempt.weighed else data.candidates
-    table = Table("worker", "degree", "cache", "cached", "computed", "queue", "service", "occupancy", "price", box=None)
+    names = ("worker", "degree", "cache", "cached", "computed", "queue", "service", "occupancy", "price")
+    # Narrow enough for 80 columns: a price without its unit, or in two lines, misleads.
+    table = Table(*names, box=None, pad_edge=False, collapse_padding=True)
     for column in table.columns[3:]:
-        column.justify = "right"
+        column.justify, column.no_wrap = "right", True
     for each in shown:
         won = each.worker == data.worker
         style = "green" if won else FAINT if each.worker not in recorded else None
@@ -144,7 +146,7 @@ def _outcome(attempt: Attempt) -> Table:
     table.add_row("service", seconds(data.service_us), seconds(done.fetch_us + done.prefill_us if done else None))
     table.add_row("cached tokens", f"{data.cached_tokens:,}", "" if cached is None else f"{cached:,}")
     if attempt.handed_off:
-        table.add_row("hand-off", "", seconds(attempt.handed_off.handoff_us))
+        table.add_row("KV hand-off", "", seconds(attempt.handed_off.handoff_us))
     if attempt.aborted:
         table.add_row("aborted", "", attempt.aborted.reason, style="red")
     if attempt.redirected:
@@ -159,7 +161,7 @@ def _end(end: Stored | None) -> Text:
                 ("queue", data.queue_us),
                 ("fetch", data.fetch_us),
                 ("prefill", data.prefill_us),
-                ("hand-off", data.handoff_us),
+                ("hand-off and the rest", data.handoff_us),
             )
             split = ", ".join(f"{name} {seconds(us)}" for name, us in parts if us)
             return Text(
@@ -182,4 +184,7 @@ def _tell_course(console: Console, told: Explanation) -> None:
         offset = seconds((stored.event.time_ns - begin_ns) // 1_000)
         says = values(stored.data.model_dump(mode="json", exclude={"request"}))
         line = Text(f"{offset:>10}  {stored.stream_seq:>9}  {stored.event.type:<20} {says}")
-        console.print(line, overflow="ellipsis", no_wrap=True)
+        if console.is_terminal:
+            console.print(line, overflow="ellipsis", no_wrap=True)
+        else:
+            console.print(line, soft_wrap=True)

@@ -61,7 +61,7 @@ def _figures(name: str, statistics: Statistics) -> Table:
 
 
 def _length_bars(statistics: Statistics) -> Table:
-    table = Table("prompt tokens from", "requests", "", "tokens", "", box=None)
+    table = Table("prompt tokens from", "requests", "", "tokens", "", box=None, pad_edge=False, collapse_padding=True)
     tokens = sum(length_bin.tokens for length_bin in statistics.length_bins)
     most = max(max(b.requests / statistics.requests, b.tokens / tokens) for b in statistics.length_bins)
     for length_bin in statistics.length_bins:

@@ -45,7 +45,10 @@ def read(path: Path, block_tokens: int = BLOCK_TOKENS) -> Iterator[Row]:
     Errors: BadRow at the first bad line; OSError when the file cannot be read.
     """
     with path.open("rb") as file:
-        yield from parsed(file, block_tokens)
+        try:
+            yield from parsed(file, block_tokens)
+        except BadRow as bad:
+            raise BadRow(f"{path}: {bad}") from bad
 
 
 def parsed(file: BinaryIO, block_tokens: int = BLOCK_TOKENS) -> Iterator[Row]:

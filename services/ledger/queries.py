@@ -8,6 +8,7 @@ from uuid import UUID
 import orjson
 
 from services.ledger.records import BLOCK_EVENT_TYPES, LogTable
+from shared.contracts.ids import client_digest
 
 EVENTS_MAX = 1_000
 REQUEST_EVENTS_MAX = 1_000
@@ -77,10 +78,14 @@ async def request(connection: Any, name: str) -> Json | None:
     return {"request": _plain(row) if row else None, "events": [_event(each) for each in in_order]}
 
 
-async def requests_of_client(connection: Any, digest: str) -> list[str]:
-    """The newest requests to which their client gave the id of this digest, newest first."""
+async def requests_named(connection: Any, name: str) -> list[str]:
+    """What `name` may mean: the request with this id, as the record or an answer (`chatcmpl-…`) has it, else the newest
+    requests to which their client gave it, newest first."""
+    as_id = name.rpartition("cmpl-")[2]
+    if await request(connection, as_id) is not None:
+        return [as_id]
     sql = "SELECT request FROM requests WHERE client_digest = $1 ORDER BY received_log DESC, received_seq DESC LIMIT $2"
-    return [row["request"] for row in await connection.fetch(sql, digest, REQUESTS_OF_CLIENT_MAX)]
+    return [row["request"] for row in await connection.fetch(sql, client_digest(name), REQUESTS_OF_CLIENT_MAX)]
 
 
 async def state(connection: Any) -> Json:

@@ -1,0 +1,21 @@
+"""What all commands print alike: how wide, and an error in the user's words."""
+
+from rich.console import Console
+
+PIPED_COLUMNS = 200
+"""A file or a pipe has no width; at the 80 that would be assumed, tables cut numbers off."""
+
+
+def output() -> Console:
+    """Standard output: as wide as the terminal, or wide enough for every table of ours where there is none."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, PIPED_COLUMNS)
+    return console
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, without the number that the system has for it."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
