@@ -91,19 +91,19 @@ async def main() -> None:
     arrival = router.Arrival(REQUEST, TenantId("acme"), "qwen3", len(PROMPT), 1, COST.slo_us(len(PROMPT)), False, CHAIN)
     decided = router.receive(at_router, arrival, router.Moment(world.clock.now_ns(), at_controller.seen_seq))
     await route(decided)
-    assigned = decided[1]
+    assigned, us = decided[1], decided[1].service_us
     order = Assign(
         request=REQUEST, attempt=1, router=R1, router_source="router", worker=assigned.worker, max_new_tokens=1,
-        prompt_tokens=len(PROMPT), block_ids=b"".join(CHAIN), sampling=SamplingSpec(), service_us=assigned.service_us,
+        prompt_tokens=len(PROMPT), block_ids=b"".join(CHAIN), sampling=SamplingSpec(), service_us=us,
     )  # fmt: skip
     assert at_agent.desk.refusal(order) is None
     job = at_agent.desk.accept(order, world.clock.monotonic_ns())
     await work(agent.start(job, queue_us=0))
-    await world.clock.advance(assigned.service_us / 1e6)
+    await world.clock.advance(us / 1e6)
     share = engine.ItemResult(REQUEST, 0, len(PROMPT), engine.Token(7), engine.Stored(0, len(CHAIN)))
-    await work(agent.complete(at_agent, job, agent.Prefilled(share, (), 0, assigned.service_us)))
+    await work(agent.complete(at_agent, job, agent.Prefilled(share, (), 0, us, us, len(PROMPT), 0, steps=1)))
     answer = RequestCompleted(
-        request=REQUEST, worker=assigned.worker, ttft_us=assigned.service_us, queue_us=0, prefill_us=assigned.service_us,
+        request=REQUEST, worker=assigned.worker, ttft_us=us, queue_us=0, prefill_us=us,
         handoff_us=0, tpot_us=0, output_tokens=1, cached_tokens=0, finish="stop",
     )  # fmt: skip
     await route(router.end(at_router, answer))
