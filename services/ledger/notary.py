@@ -70,8 +70,9 @@ class Notary:
         return last is None or last.stream_seq <= reached.stream_seq
 
     def _is_due(self, reached: Extent) -> bool:
-        """A log in which nothing but the last seal has happened is not sealed again."""
-        if reached.stream_seq <= max(reached.sealed_seq, reached.sealed_at_seq):
+        """A log in which nothing but the last seal has happened is not sealed again. What came while that seal was on its way
+        lies before it and is not covered by it."""
+        if reached.stream_seq <= max(reached.sealed_seq, reached.sealed_at_seq) <= reached.sealed_seq + 1:
             return False
         age_ns = self._clock.now_ns() - (reached.sealed_ns or 0)
         return age_ns >= self._settings.seal_every_s * 1e9

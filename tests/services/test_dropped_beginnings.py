@@ -2,6 +2,7 @@
 
 from shared.contracts.envelope import EVENT_TYPES, EventData
 from shared.contracts.events import (
+    BlockDayDropped,
     BlockRun,
     BlocksEvicted,
     BlocksStored,
@@ -158,6 +159,7 @@ def decisions(story: Story) -> None:
     )
     story.tell(LogReset(old_log="a", new_log="b", old_last_seq=1))
     story.tell(LogSealed(sealed_log="b", from_seq=1, to_seq=1, count=1, head=b"h"))
+    story.tell(BlockDayDropped(day="2026-11-10", kept_days=8, runs=()))
 
 
 def test_wherever_the_log_begins_every_service_folds_it() -> None:
