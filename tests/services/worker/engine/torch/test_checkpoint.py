@@ -21,7 +21,6 @@ from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.weights import Weights
 from services.worker.engine.torch.zygote import Zygote
 from tests.services.worker.engine.contract import Node, prompt
-from tests.services.worker.processes import until
 from tests.support.tiny_models import write_tiny_model
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -146,7 +145,12 @@ async def test_a_start_that_gets_no_further_says_where_it_stopped(tiny_qwen3: Pa
     await first.close()
     engine = TorchEngine(replace(settings, start_timeout_s=2.0), zygote)
     starting = asyncio.create_task(engine.start())
-    await until(lambda: len(engine._ranks._processes) == 3, "its ranks exist")
+    # At the very turn of the loop that has begun the last rank: it must not be ready before it is stopped.
+    while len(engine._ranks._processes) < 3:  # noqa: ASYNC110
+        await asyncio.sleep(0)
     os.kill(engine._ranks._processes[-1].pid, signal.SIGSTOP)
-    with pytest.raises(EngineError, match=r"ranks: .*, and no progress for 2 s"):
-        await starting
+    try:
+        with pytest.raises(EngineError, match=r"ranks: .*, and no progress for 2 s"):
+            await starting
+    finally:
+        await engine.close()
