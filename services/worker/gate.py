@@ -12,6 +12,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._stepping: set[WorkerId] = set()
+        self._closers = 0
         self._open = asyncio.Event()
         self._open.set()
         self._boundary = asyncio.Event()
@@ -33,11 +34,18 @@ class Gate:
             self._boundary.clear()
             await self._boundary.wait()
 
-    async def parked(self) -> None:
-        """Close the gate; returns when no step runs. Whoever gives up waiting has to `open`."""
+    @asynccontextmanager
+    async def closed(self) -> AsyncIterator[None]:
+        """No step begins inside. Several may close the gate at once; it opens when the last of them leaves."""
+        self._closers += 1
         self._open.clear()
-        await self.idle(tuple(self._stepping))
+        try:
+            yield
+        finally:
+            self._closers -= 1
+            if not self._closers:
+                self._open.set()
 
-    def open(self) -> None:
-        """Steps may begin again."""
-        self._open.set()
+    async def parked(self) -> None:
+        """Returns when no step runs. Only while the gate is closed does that stay so."""
+        await self.idle(tuple(self._stepping))

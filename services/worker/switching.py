@@ -62,21 +62,17 @@ class Switching:
     async def _finish_drain(self, coming_epoch: int, workers: tuple[WorkerId, ...], returned_requests: int) -> None:
         began_ns = self._ports.clock.monotonic_ns()
         running = self._state.desk.running()
-        try:
-            await self._gate.idle(workers)
-            # A prompt that had only a chunk in its step was given back after it.
-            returned_requests += sum(
-                job.stage is Stage.ENDED and job.stop == "draining" for each in workers for job in running.get(each, ())
-            )
+        await self._gate.idle(workers)
+        # A prompt that had only a chunk in its step was given back after it.
+        returned_requests += sum(
+            job.stage is Stage.ENDED and job.stop == "draining" for each in workers for job in running.get(each, ())
+        )
+        async with self._gate.closed():
             await self._gate.parked()
             drain_us = (self._ports.clock.monotonic_ns() - began_ns) // 1_000
             facts = drained(self._state, workers, returned_requests, drain_us)
             self._ports.outbox.record(facts, of_epoch(self._ports.node, coming_epoch))
             await self._ports.clock.sleep(HOLD_S)
-        finally:
-            # A switch that has begun holds the gate itself: a step that began in it would be refused by the engine.
-            if not self._turn.locked():
-                self._gate.open()
 
     def call_off(self) -> None:
         """The reconfiguration was aborted: the old workers take work again."""
@@ -100,13 +96,11 @@ class Switching:
             wanted = Geometry(command.epoch, command.composition)
             if wanted == self._state.served:
                 return Accepted()
-            try:
+            async with self._gate.closed():
                 if not await self._park():
                     running = list(self._state.desk.running())
                     return Refused(reason="busy", detail=f"steps of {running} took longer than {PARK_LIMIT_S:g} s")
                 return await self._switch(wanted)
-            finally:
-                self._gate.open()
 
     async def _park(self) -> bool:
         try:
