@@ -8,11 +8,17 @@ import nats.js.errors
 from nats.js.api import DiscardPolicy, Header, StorageType, StreamConfig
 
 from shared.contracts.subjects import Subjects
+from shared.runtime.clock import Clock
 from shared.runtime.nats_link import NatsLink
+from shared.runtime.nats_streams import create_or_find
 from shared.runtime.ports import Unavailable, WrongLastSequence
 
 ANSWER_LIMIT_S = 1.0
 """A third of the lease: a leader that cannot reach the server gets to hear of it in time."""
+
+
+CREATE_LIMIT_S = 5.0
+"""A bucket of several replicas first elects its leader."""
 
 
 class Bucket(NamedTuple):
@@ -26,7 +32,6 @@ LEASES = Bucket("leases", 2**20)
 KEEPSAKE = Bucket("keepsake", 4 * 2**20)
 
 _WRONG_SEQUENCE = {10071, 10164}
-_NAME_IN_USE = 10058
 
 
 class NatsCell:
@@ -59,7 +64,7 @@ class NatsCell:
                 raise
 
 
-async def open_buckets(link: NatsLink, subjects: Subjects, replicas: int) -> None:
+async def open_buckets(link: NatsLink, subjects: Subjects, replicas: int, clock: Clock) -> None:
     """Make the buckets that are not there. Errors: Unavailable."""
     for bucket in (LEASES, KEEPSAKE):
         config = StreamConfig(
@@ -74,10 +79,9 @@ async def open_buckets(link: NatsLink, subjects: Subjects, replicas: int) -> Non
             deny_delete=True,
         )
         try:
-            await link.client.jetstream().add_stream(config)
+            await create_or_find(link, config, clock, CREATE_LIMIT_S)
         except nats.js.errors.APIError as error:
-            if error.err_code != _NAME_IN_USE:
-                raise Unavailable(f"bucket {config.name}: {error.description}") from error
+            raise Unavailable(f"bucket {config.name}: {error.description}") from error
         except nats.errors.Error as error:
             raise Unavailable(f"bucket {config.name}: {error}") from error
 

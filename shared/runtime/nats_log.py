@@ -25,6 +25,7 @@ from nats.js.api import DiscardPolicy, Header, RetentionPolicy, StorageType, Str
 from shared.contracts.subjects import TYPE_HEADER, Subjects
 from shared.runtime.clock import Clock, Ids
 from shared.runtime.nats_link import NatsLink
+from shared.runtime.nats_streams import create_or_find
 from shared.runtime.nats_tail import NatsTail
 from shared.runtime.ports import APPEND_ENTRIES_MAX, Deliver, Entry, LogLost, Unavailable, WrongLastSequence
 from shared.runtime.server_checks import ServerUnfit
@@ -45,7 +46,6 @@ BATCH_ID_HEADER, BATCH_SEQUENCE_HEADER, BATCH_COMMIT_HEADER = (
 )
 
 _REFUSED_BY_SEQUENCE = {10071, 10164, 10201}
-_NAME_IN_USE = 10058
 
 
 class NatsLog:
@@ -124,8 +124,9 @@ async def open_log(link: NatsLink, subjects: Subjects, settings: ServiceSettings
 
     Errors: ServerUnfit if the server or an existing stream cannot keep the log's promises; Unavailable.
     """
+    # Each service that starts brings an identity of its own; the one that made the stream gave it its own.
     try:
-        info = await _create_or_find(link, _config(subjects, settings, ids.next()))
+        info = await create_or_find(link, _config(subjects, settings, ids.next()), clock, ANSWER_LIMIT_S)
         identity = _identity_in(info, subjects)
         await _set_limits(link, info, settings)
     except nats.js.errors.ServiceUnavailableError as error:
@@ -152,22 +153,6 @@ async def find_log(link: NatsLink, subjects: Subjects, clock: Clock, ids: Ids) -
     except nats.errors.Error as error:
         raise Unavailable(f"stream {subjects.stream}: {error}") from error
     return NatsLog(link, subjects.stream, _identity_in(info, subjects), clock, ids)
-
-
-async def _create_or_find(link: NatsLink, wanted: StreamConfig) -> StreamInfo:
-    """Services that start at once all try to create the stream, each with an identity of its own: one of them wins."""
-    js = link.client.jetstream(timeout=ANSWER_LIMIT_S)
-    assert wanted.name is not None
-    try:
-        return await js.stream_info(wanted.name)
-    except nats.js.errors.NotFoundError:
-        pass
-    try:
-        return await js.add_stream(wanted)
-    except nats.js.errors.BadRequestError as error:
-        if error.err_code != _NAME_IN_USE:
-            raise
-        return await js.stream_info(wanted.name)
 
 
 async def _set_limits(link: NatsLink, info: StreamInfo, settings: ServiceSettings) -> None:

@@ -81,7 +81,7 @@ async def open_runtime(settings: ServiceSettings, service: str) -> AsyncIterator
         link, bulk = [await _link(stack, settings, f"{source}{suffix}") for suffix in ("", "-bulk")]
         server = await require_nats(link.client)
         log = await open_log(link, subjects, settings, clock, ids)
-        await open_buckets(link, subjects, settings.stream_replicas)
+        await open_buckets(link, subjects, settings.stream_replicas, clock)
         buses = [NatsBus(each) for each in (link, bulk)]
         for bus in buses:
             stack.push_async_callback(bus.close)

@@ -86,7 +86,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
             return
         client = NatsClient(request.getfixturevalue("nats_server").url, stack)
         link = await client.link()
-        await open_buckets(link, SUBJECTS, replicas=1)
+        await open_buckets(link, SUBJECTS, replicas=1, clock=CLOCK)
         cells = [NatsCell(each, SUBJECTS, LEASES, "leader") for each in (link, await client.link())]
         yield World(
             await client.log(),

@@ -40,7 +40,7 @@ async def dropping(request: pytest.FixtureRequest) -> AsyncIterator[Dropping]:
     async with AsyncExitStack() as stack:
         client = NatsClient(request.getfixturevalue("nats_server").url, stack)
         link = await client.link()
-        await open_buckets(link, SUBJECTS, replicas=1)
+        await open_buckets(link, SUBJECTS, replicas=1, clock=CLOCK)
         log, js = await client.log(), link.client.jetstream()
         cell = NatsCell(link, SUBJECTS, KEEPSAKE, "pool")
         yield Dropping(log, cell, lambda seq: js.purge_stream(SUBJECTS.stream, seq=seq))

@@ -8,6 +8,7 @@ import pytest
 from nats.js.api import StreamConfig
 
 from cli.embedded.nats import EmbeddedNats
+from shared.contracts.subjects import Subjects
 from shared.runtime.nats_link import connect
 from shared.runtime.nats_log import IDENTITY_KEY, open_log
 from shared.runtime.ports import Entry, Unavailable
@@ -21,6 +22,17 @@ async def test_services_that_start_at_once_agree_on_one_identity(nats: NatsClien
     assert len({log.identity for log in logs}) == 1
     assert UUID(logs[0].identity).version == 7
     assert (await nats.log()).identity == logs[0].identity
+
+
+async def test_services_that_start_at_once_find_room_for_one_stream(nats: NatsClient) -> None:
+    """The server sets the stream's bytes aside for each that asks, and has 8 GiB: not for two."""
+    settings = ServiceSettings(stream_bytes_max=5 * 2**30)
+    for pool in range(20):
+        subjects = Subjects(f"pool{pool}")
+        links = await asyncio.gather(*(nats.link() for _ in range(4)))
+        logs = await asyncio.gather(*(open_log(link, subjects, settings, CLOCK, nats.ids) for link in links))
+        assert len({log.identity for log in logs}) == 1
+        await links[0].client.jetstream().delete_stream(subjects.stream)
 
 
 async def test_the_identity_outlives_the_server(nats: NatsClient, nats_server: EmbeddedNats) -> None:
