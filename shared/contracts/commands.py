@@ -34,7 +34,10 @@ class SamplingSpec(Message):
 
 class Assign(Message):
     """Queue this request. Idempotent by (request, attempt). Answers Accepted or Refused. `decision` is the id of the
-    `request-assigned` behind it: what comes of it names that as its cause."""
+    `request-assigned` behind it: what comes of it names that as its cause.
+
+    Of the first `fetch_blocks` blocks, those that the worker does not hold are read from `fetch_from` before the prefill; what
+    cannot be had is computed. A `rebalanced` request left another queue for an idle worker, and is refused by any other."""
 
     kind: Literal["assign"] = "assign"
     request: RequestId
@@ -51,6 +54,9 @@ class Assign(Message):
     service_us: Number
     decision: UUID | None = None
     traceparent: Text | None = None
+    fetch_from: WorkerId | None = None
+    fetch_blocks: Number = 0
+    rebalanced: bool = False
 
 
 class Release(Message):

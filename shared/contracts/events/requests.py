@@ -69,7 +69,13 @@ class RequestsRefused(EventData):
 
 
 class PricedCandidate(BaseModel):
-    """One worker's price, part by part: price = queue + β·service + occupancy (all microseconds), see `2.2` of the model."""
+    """One worker's price, part by part: price = queue + delay + β·service + occupancy (all microseconds).
+
+    Of the `cached_tokens`, `in_flight_tokens` are being computed there for other requests and `fetched_tokens` lie at
+    `fetch_from` and are read first, which takes `fetch_us` of the service. `queue_us` is the work ahead of the request;
+    `delayed_jobs` are served after it, `delay_us` in all. `ratio` is the worker's measured over predicted time, a part of the
+    service. Under `paper` nothing is in flight, fetched or delayed, and all that waits is ahead.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -81,6 +87,13 @@ class PricedCandidate(BaseModel):
     occupancy_us: int
     price_us: int
     trust: Trust = "exact"
+    in_flight_tokens: int = 0
+    fetched_tokens: int = 0
+    fetch_us: int = 0
+    fetch_from: WorkerId | None = None
+    delayed_jobs: int = 0
+    delay_us: int = 0
+    ratio: float = 1.0
 
 
 @event("request-assigned", channel=Channel.REQUESTS, senders=("router",))
@@ -88,7 +101,9 @@ class RequestAssigned(EventData):
     """Where a request goes, and every input of that decision.
 
     `candidates` holds the winner first, then the best of each degree and the next four by price; `price_digest` covers all
-    of them. The state decided on is the log folded to `seen_seq` plus the source's own events before this one.
+    of them. `load` is the predicted work assigned per worker-second of the last ten seconds, `ratio` the winner's. The first
+    `fetch_blocks` blocks of the chain are to be read from `fetch_from`, as far as the worker does not hold them.
+    The state decided on is the log folded to `seen_seq` plus the source's own events before this one.
     """
 
     request: RequestId

@@ -17,7 +17,9 @@ AbortReason = Literal[
 class NodeRegistered(EventData):
     """A node is up under a new incarnation, with empty caches.
 
-    `epoch` and `composition` are what it booted: its last committed composition, or epoch 0 and none.
+    `epoch` and `composition` are what it booted: its last committed composition, or epoch 0 and none. `chunk_tokens` is what
+    a step computes at most of one prompt, None if prompts are not cut; `fetches` says that an assignment may name blocks to
+    be read from another worker.
     """
 
     node: NodeId
@@ -38,6 +40,8 @@ class NodeRegistered(EventData):
     coefficients_version: str
     epoch: int = 0
     composition: MaybeComposition = ()
+    chunk_tokens: int | None = Field(default=None, ge=1)
+    fetches: bool = False
 
 
 @event("node-lost", channel=Channel.WORKERS, senders=("worker",))
@@ -75,6 +79,7 @@ class PrefillCompleted(EventData):
     `prefill_us` is the time of the request's `steps`. A step that several requests share counts for each by its part of the
     step's prediction, so `prefill_us` over `predicted_us` (by the node's registered coefficients; None if the agent did not
     say) is measured over predicted whatever else ran. `queue_us` is all the rest of the time from acceptance to first token.
+    `cached_fetched_tokens` were read from `fetched_from` in `fetch_us`.
     """
 
     request: RequestId
@@ -91,6 +96,7 @@ class PrefillCompleted(EventData):
     predicted_us: int | None = None
     steps: int = 1
     fetch_fallback: str | None = None
+    fetched_from: WorkerId | None = None
 
 
 @event("prefill-aborted", channel=Channel.WORKERS, senders=("worker",))
