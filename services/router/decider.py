@@ -10,6 +10,7 @@ Every function here is pure and safe to repeat: what was decided already, or con
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -78,6 +79,10 @@ class Moment(NamedTuple):
     seen_seq: int
 
 
+Place = Callable[[State, Question], tuple[Placement | None, Counter[Exclusion]]]
+"""A placement rule: where a request goes, and how many workers were left out for what."""
+
+
 def initial(coefficients: Coefficients) -> State:
     """Before the first event."""
     return State(coefficients)
@@ -92,7 +97,14 @@ def evolve(state: State, stored: Stored) -> None:
     state.coefficients = cost_model.evolve(state.coefficients, stored)
 
 
-def receive(state: State, arrival: Arrival, moment: Moment) -> list[EventData]:
+def place(state: State, question: Question) -> tuple[Placement | None, Counter[Exclusion]]:
+    """Ours: the cheapest worker by the pool's parameters."""
+    candidates, excluded = eligible(state.pool, state.holders, state.loads, question)
+    placement = choose(candidates, question.prompt_tokens, state.coefficients, state.parameters)
+    return placement, Counter(excluded.values())
+
+
+def receive(state: State, arrival: Arrival, moment: Moment, by: Place = place) -> list[EventData]:
     """`request-received`, and where the request goes or why it goes nowhere."""
     if arrival.request in state.loads.open:
         return []
@@ -109,7 +121,7 @@ def receive(state: State, arrival: Arrival, moment: Moment) -> list[EventData]:
         seen_seq=moment.seen_seq,
     )
     question = Question(arrival.prompt_tokens, arrival.chain, moment.now_ns)
-    placement, excluded = _place(state, question)
+    placement, excluded = by(state, question)
     if placement is None:
         fits_nowhere = bool(excluded) and excluded.keys() <= {"too-long", "full"}
         reason, wait_s = ("too-long", None) if fits_nowhere else ("no-worker", RETRY_AFTER_S)
@@ -129,7 +141,9 @@ def redirect(state: State, request: RequestId, attempt: int, reason: RedirectRea
     return [redirected, RequestFailed(request=request, reason="attempts-exhausted")]
 
 
-def assign_again(state: State, request: RequestId, generated_tokens: int, moment: Moment) -> list[EventData]:
+def assign_again(
+    state: State, request: RequestId, generated_tokens: int, moment: Moment, by: Place = place
+) -> list[EventData]:
     """The next assignment of a redirected request, whose prompt now ends with what was generated; [] without a worker."""
     opened = state.loads.open.get(request)
     if opened is None or opened.worker is not None:
@@ -137,7 +151,7 @@ def assign_again(state: State, request: RequestId, generated_tokens: int, moment
     question = Question(
         opened.prompt_tokens + generated_tokens, state.holders.chains[request], moment.now_ns, opened.refused_by
     )
-    placement, excluded = _place(state, question)
+    placement, excluded = by(state, question)
     if placement is None:
         return []
     return [_assigned(state, request, opened.attempt + 1, question, (placement, excluded), moment)]
@@ -146,12 +160,6 @@ def assign_again(state: State, request: RequestId, generated_tokens: int, moment
 def end(state: State, fact: RequestCompleted | RequestFailed | RequestCancelled) -> list[EventData]:
     """The request's one end."""
     return [fact] if fact.request in state.loads.open else []
-
-
-def _place(state: State, question: Question) -> tuple[Placement | None, Counter[Exclusion]]:
-    candidates, excluded = eligible(state.pool, state.holders, state.loads, question)
-    placement = choose(candidates, question.prompt_tokens, state.coefficients, state.parameters)
-    return placement, Counter(excluded.values())
 
 
 def _assigned(

@@ -1,0 +1,155 @@
+"""Another system's rule in the place of the router's own: the same events, holders, loads and exclusions, another choice.
+
+`Placing` stands where `services.router.decider` does: `evolve`, `receive` and `assign_again` have its signatures. What it
+adds to the router's state are the sums that only such rules ask for. The recorded price is what our model says of the chosen
+worker, so that reservations, audits and explanations go on as they are.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.router import decider
+from services.router.decider import Arrival, Moment, State
+from services.router.loads import OpenRequest
+from services.router.placement import Candidate, Placement, Question, choose, eligible
+from shared.contracts.envelope import EventData, Stored
+from shared.contracts.events import (
+    Exclusion,
+    NodeDeclaredLost,
+    NodeLost,
+    NodeRegistered,
+    RequestReceived,
+    RouterLost,
+)
+from shared.contracts.ids import RequestId, WorkerId, node_of
+from simulation.baselines.rule import Prompt, Rule, WorkerView
+
+
+class _Placed(NamedTuple):
+    """One outstanding assignment."""
+
+    worker: WorkerId
+    uncached_tokens: int
+    blocks: int
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Over the outstanding assignments of one worker."""
+
+    uncached_tokens: int = 0
+    blocks: int = 0
+
+
+class Placing:
+    """One router's use of a rule. Its memory: an entry for each outstanding request and each busy worker."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._placed: dict[RequestId, _Placed] = {}
+        self._sums: dict[WorkerId, _Sums] = {}
+        self._waits = False
+
+    def evolve(self, state: State, stored: Stored) -> None:
+        """Fold one event into the router's state, and tell the rule what it says of placements."""
+        decider.evolve(state, stored)
+        match stored.data:
+            case RouterLost() | NodeRegistered() | NodeLost() | NodeDeclaredLost():
+                for request in list(self._placed):
+                    self._settle(state, request, stored)
+            case RequestReceived():
+                pass
+            case data if named := getattr(data, "request", None):
+                self._settle(state, named, stored)
+            case _:
+                pass
+
+    def receive(self, state: State, arrival: Arrival, moment: Moment) -> list[EventData]:
+        """As `decider.receive`. A request that the rule lets wait is received, and nothing more: `assign_again` places it."""
+        facts = decider.receive(state, arrival, moment, self.place)
+        return facts[:1] if self._waits else facts
+
+    def assign_again(self, state: State, request: RequestId, generated_tokens: int, moment: Moment) -> list[EventData]:
+        """As `decider.assign_again`; also for what `receive` let wait, in order of arrival."""
+        return decider.assign_again(state, request, generated_tokens, moment, self.place)
+
+    def place(self, state: State, question: Question) -> tuple[Placement | None, Counter[Exclusion]]:
+        """The rule's choice among the workers that may have the request."""
+        candidates, excluded = eligible(state.pool, state.holders, state.loads, question)
+        counted = Counter(excluded.values())
+        self._waits = False
+        if not candidates:
+            return None, counted
+        of_worker = {each.worker: each for each in candidates}
+        block_tokens = _block_tokens(state, candidates[0].worker)
+        prompt = Prompt(question.prompt_tokens, question.chain, block_tokens, question.now_ns)
+        chosen = self._rule.choose(prompt, [self._view(state, each, block_tokens) for each in candidates])
+        if chosen is None:
+            self._waits = True
+            return None, counted
+        placement = choose([of_worker[chosen]], question.prompt_tokens, state.coefficients, state.parameters)
+        assert placement is not None, "there is a candidate: the chosen one"
+        return placement._replace(policy=self._rule.name), counted
+
+    def _view(self, state: State, candidate: Candidate, block_tokens: int) -> WorkerView:
+        load = state.loads.of_worker.get(candidate.worker)
+        sums = self._sums.get(candidate.worker, _NOTHING)
+        return WorkerView(
+            worker=candidate.worker,
+            degree=candidate.degree,
+            cached_blocks=candidate.cached_tokens // block_tokens,
+            queued_requests=load.queued if load else 0,
+            running_requests=len(load.running) if load else 0,
+            uncached_tokens=sums.uncached_tokens,
+            active_blocks=sums.blocks,
+            capacity_blocks=_capacity_blocks(state, candidate.worker),
+            queue_us=candidate.queue_us,
+        )
+
+    def _settle(self, state: State, request: RequestId, stored: Stored) -> None:
+        """Follow the router's fold: what it says of the request now, against what is counted for it."""
+        before = self._placed.get(request)
+        opened = state.loads.open.get(request)
+        now = _outstanding(state, opened) if opened else None
+        if before == now:
+            return
+        if before is not None:
+            del self._placed[request]
+            self._count(before, -1)
+            self._rule.ended(request, before.worker)
+        if now is not None and opened is not None:
+            self._placed[request] = now
+            self._count(now, 1)
+            chain = state.holders.chains.get(request, ())
+            prompt = Prompt(opened.prompt_tokens, chain, _block_tokens(state, now.worker), stored.event.time_ns)
+            self._rule.placed(request, prompt, now.worker)
+
+    def _count(self, placed: _Placed, sign: int) -> None:
+        sums = self._sums.setdefault(placed.worker, _Sums())
+        sums.uncached_tokens += sign * placed.uncached_tokens
+        sums.blocks += sign * placed.blocks
+        if sums == _NOTHING:
+            del self._sums[placed.worker]
+
+
+_NOTHING = _Sums()
+
+
+def _outstanding(state: State, opened: OpenRequest) -> _Placed | None:
+    assignment = opened.assignment
+    if assignment is None or assignment.prefilled:
+        return None
+    blocks = -(-assignment.prompt_tokens // _block_tokens(state, assignment.worker))
+    return _Placed(assignment.worker, assignment.uncached_tokens, blocks)
+
+
+def _block_tokens(state: State, worker: WorkerId) -> int:
+    return state.loads.block_tokens[node_of(worker)]
+
+
+def _capacity_blocks(state: State, worker: WorkerId) -> int:
+    found = state.pool.workers[worker]
+    spec = state.pool.nodes[found.node].spec
+    assert spec is not None, "an eligible worker's node is registered"
+    return spec.blocks_per_rank * (found.degree if spec.kv_layout == "cyclic" else 1)
