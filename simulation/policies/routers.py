@@ -1,0 +1,259 @@
+"""The routers in virtual time: each open request from its arrival to its one end, decided by `services.router.decider`.
+
+A router decides on its own view of the log. With views of age 0 all routers know the same and share one state; else each
+knows its own events at once and those of others later.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from services.router import decider
+from services.router.decider import Arrival, Moment
+from services.router.handshake import ABORT_REASON, REDIRECT_REASON
+from services.worker.decider import Prefilled
+from services.worker.job import Job
+from shared.contracts.commands import Assign, Refused, SamplingSpec
+from shared.contracts.envelope import Stored
+from shared.contracts.events import (
+    AbortReason,
+    EpochAborted,
+    EpochCommitted,
+    RedirectReason,
+    RequestAssigned,
+    RequestCompleted,
+    RequestFailed,
+    RequestRejected,
+    RouterRegistered,
+)
+from shared.contracts.ids import BlockId, NodeId, RequestId, RouterId, Source, TenantId, node_of
+from simulation.policies.agenda import Agenda
+from simulation.policies.journal import Journal, View
+from simulation.policies.node import Effects, Node
+from simulation.policies.setup import Setup
+
+NO_WORKER_WAIT_S = 5.0
+"""As long as a router waits by default."""
+
+TENANT, MODEL = TenantId("simulated"), "simulated"
+_GREEDY = SamplingSpec(temperature=0)
+
+
+class Asked(NamedTuple):
+    """One request as it arrives. `chain` names the prompt's whole blocks."""
+
+    at_ns: int
+    prompt_tokens: int
+    chain: tuple[BlockId, ...]
+    slo_us: int | None = None
+
+
+class Ended(NamedTuple):
+    """How a request ended: with a first token, or why not."""
+
+    asked: Asked
+    slo_us: int
+    assigned: RequestAssigned | None
+    completed: RequestCompleted | None
+
+
+class _Open(NamedTuple):
+    router: "Router"
+    asked: Asked
+    slo_us: int
+    block_ids: bytes
+
+
+class Router:
+    """One process: a name and what it knows."""
+
+    def __init__(self, name: str, view: View) -> None:
+        self.id, self.source, self.view = RouterId(name), Source(name), view
+
+
+class Routers:
+    """Requests go to the routers in turn. `ended` is told once of each."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        agenda: Agenda,
+        journal: Journal,
+        nodes: Mapping[NodeId, Node],
+        ended: Callable[[Ended], None],
+    ) -> None:
+        self._setup = setup
+        self._agenda = agenda
+        self._journal = journal
+        self._nodes = nodes
+        self._ended = ended
+        self.routers = tuple(self._routers())
+        self._open: dict[RequestId, _Open] = {}
+        self._assigned: dict[RequestId, RequestAssigned] = {}
+        self._waiting: dict[RequestId, Callable[[], bool]] = {}
+        self._count = 0
+        for node in nodes.values():
+            node.effects = Effects(self._prefilled, self._aborted)
+        journal.listen(self._hear)
+
+    def _routers(self) -> Iterable[Router]:
+        names = [f"r{index}" for index in range(self._setup.routers)]
+        together = not self._setup.view_age_s
+        shared: View | None = None
+        for name in names:
+            if shared is None or not together:
+                owners = frozenset(map(Source, names if together else [name]))
+                state = decider.initial(self._setup.coefficients)
+                shared = View(self._agenda, state, decider.evolve, owners, self._setup.view_age_s)
+                self._journal.listen(shared.tell)
+            yield Router(name, shared)
+
+    def register(self) -> None:
+        """The routers are up."""
+        for router in self.routers:
+            self._journal.say(router.source, [RouterRegistered(router=router.id)])
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._open)
+
+    # --- a request's life
+
+    def arrive(self, asked: Asked) -> None:
+        """A client asks."""
+        self._count += 1
+        router = self.routers[self._count % len(self.routers)]
+        request = RequestId(f"q{self._count}")
+        slo_us = self._setup.coefficients.slo_us(asked.prompt_tokens) if asked.slo_us is None else asked.slo_us
+        self._open[request] = _Open(router, asked, slo_us, b"".join(asked.chain))
+        arrival = Arrival(
+            request=request,
+            tenant=TENANT,
+            model=MODEL,
+            prompt_tokens=asked.prompt_tokens,
+            max_tokens=1,
+            slo_us=slo_us,
+            stream=False,
+            chain=asked.chain,
+        )
+        if not self._receive(arrival, last_try=False):
+            self._wait(
+                request, partial(self._receive, arrival), decide_last=lambda: self._receive(arrival, last_try=True)
+            )
+
+    def _receive(self, arrival: Arrival, last_try: bool = False) -> bool:
+        router = self._open[arrival.request].router
+        facts = decider.receive(router.view.look(), arrival, self._moment(router))
+        match facts[-1]:
+            case RequestRejected(reason="no-worker") if not last_try:
+                return False
+            case RequestAssigned() as assigned:
+                self._journal.say(router.source, facts)
+                self._give(assigned)
+            case _:
+                self._journal.say(router.source, facts)
+                self._close(arrival.request, None)
+        return True
+
+    def _give(self, assigned: RequestAssigned) -> None:
+        self._assigned[assigned.request] = assigned
+        if self._setup.dispatch_s:
+            self._agenda.after(self._setup.dispatch_s, partial(self._given, assigned))
+        else:
+            self._given(assigned)
+
+    def _given(self, assigned: RequestAssigned) -> None:
+        router, asked, _, block_ids = self._open[assigned.request]
+        assign = Assign(
+            request=assigned.request,
+            attempt=assigned.attempt,
+            router=router.id,
+            router_source=router.source,
+            worker=assigned.worker,
+            decode_worker=assigned.decode_worker,
+            prompt_tokens=asked.prompt_tokens,
+            block_ids=block_ids,
+            max_new_tokens=1,
+            sampling=_GREEDY,
+            service_us=assigned.service_us,
+        )
+        match self._nodes[node_of(assigned.worker)].assign(assign):
+            case Refused() as refused:
+                self._redirect(assigned, REDIRECT_REASON.get(refused.reason, "aborted"))
+            case None:
+                pass
+
+    def _prefilled(self, job: Job, prefilled: Prefilled) -> None:
+        request = job.assign.request
+        router, asked, _, _ = self._open[request]
+        ttft_us = (self._agenda.now_ns - asked.at_ns) // 1_000
+        completed = RequestCompleted(
+            request=request,
+            worker=job.worker,
+            ttft_us=ttft_us,
+            queue_us=prefilled.queue_us,
+            prefill_us=prefilled.prefill_us,
+            handoff_us=max(0, ttft_us - prefilled.queue_us - prefilled.prefill_us),
+            tpot_us=0,
+            output_tokens=1,
+            cached_tokens=prefilled.cached_tokens,
+            finish="length",
+        )
+        self._journal.say(router.source, decider.end(router.view.look(), completed))
+        self._close(request, completed)
+
+    def _aborted(self, job: Job, reason: AbortReason) -> None:
+        self._redirect(self._assigned[job.assign.request], ABORT_REASON.get(reason, "aborted"))
+
+    def _redirect(self, assigned: RequestAssigned, reason: RedirectReason) -> None:
+        request = assigned.request
+        router = self._open[request].router
+        facts = decider.redirect(router.view.look(), request, assigned.attempt, reason)
+        self._journal.say(router.source, facts)
+        if any(isinstance(fact, RequestFailed) for fact in facts):
+            self._close(request, None)
+        elif facts and not self._place_again(request):
+            self._wait(request, partial(self._place_again, request), decide_last=partial(self._fail, request))
+
+    def _place_again(self, request: RequestId) -> bool:
+        router = self._open[request].router
+        facts = decider.assign_again(router.view.look(), request, 0, self._moment(router))
+        self._journal.say(router.source, facts)
+        for fact in facts:
+            if isinstance(fact, RequestAssigned):
+                self._give(fact)
+        return bool(facts)
+
+    def _fail(self, request: RequestId) -> None:
+        router = self._open[request].router
+        failed = RequestFailed(request=request, reason="no-worker")
+        self._journal.say(router.source, decider.end(router.view.look(), failed))
+        self._close(request, None)
+
+    def _close(self, request: RequestId, completed: RequestCompleted | None) -> None:
+        opened = self._open.pop(request)
+        self._ended(Ended(opened.asked, opened.slo_us, self._assigned.pop(request, None), completed))
+
+    # --- waiting for a worker
+
+    def _wait(self, request: RequestId, try_again: Callable[[], bool], decide_last: Callable[[], object]) -> None:
+        self._waiting[request] = try_again
+
+        def give_up() -> None:
+            if self._waiting.get(request) is try_again:
+                del self._waiting[request]
+                decide_last()
+
+        self._agenda.after(NO_WORKER_WAIT_S, give_up)
+
+    def _hear(self, stored: Stored) -> None:
+        if self._waiting and isinstance(stored.data, (EpochCommitted, EpochAborted)):
+            self._agenda.after(self._setup.view_age_s, self._try_again)
+
+    def _try_again(self) -> None:
+        for request, try_again in list(self._waiting.items()):
+            if self._waiting.pop(request, None) is not None and not try_again():
+                self._waiting[request] = try_again
+
+    def _moment(self, router: Router) -> Moment:
+        return Moment(self._agenda.now_ns, router.view.seen_seq)
