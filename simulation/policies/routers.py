@@ -29,8 +29,9 @@ from shared.contracts.events import (
 from shared.contracts.ids import BlockId, NodeId, RequestId, RouterId, Source, TenantId, node_of
 from simulation.policies.agenda import Agenda
 from simulation.policies.journal import Journal, View
-from simulation.policies.node import Effects, Node
+from simulation.policies.node import Node
 from simulation.policies.setup import Setup
+from simulation.policies.steps import Effects
 
 NO_WORKER_WAIT_S = 5.0
 """As long as a router waits by default."""
@@ -93,7 +94,7 @@ class Routers:
         self._waiting: dict[RequestId, Callable[[], bool]] = {}
         self._count = 0
         for node in nodes.values():
-            node.effects = Effects(self._prefilled, self._aborted)
+            node.steps.effects = Effects(self._prefilled, self._aborted)
         journal.listen(self._hear)
 
     def _routers(self) -> Iterable[Router]:

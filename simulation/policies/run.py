@@ -46,7 +46,7 @@ class Simulation:
             while self._arriving or self.routers.open_requests:
                 self.agenda.step()
         virtual_s = self.agenda.now_ns / NS_PER_S
-        busy_gpu_s = sum(node.busy_gpu_us for node in self.nodes.values()) / 1e6
+        busy_gpu_s = sum(node.steps.busy_gpu_us for node in self.nodes.values()) / 1e6
         return outcome(
             self.rows,
             busy_gpu_s,
