@@ -54,6 +54,8 @@ async def give(wiring: Wiring, call: Call, placed: Placed) -> RedirectReason | N
         stop_tokens=call.order.stop_tokens,
         sampling=call.order.sampling,
         service_us=assigned.service_us,
+        fetch_from=assigned.fetch_from,
+        fetch_blocks=assigned.fetch_blocks,
         decision=placed.event.id,
         traceparent=call.order.traceparent,
     )

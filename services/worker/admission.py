@@ -27,6 +27,10 @@ def _bad_field(state: State, engine: EngineDescription, assign: Assign) -> str |
         return f"block_ids: {len(assign.block_ids)} bytes is no multiple of {BLOCK_ID_BYTES} up to {bytes_max}"
     if assign.max_new_tokens < 1:
         return f"max_new_tokens: {assign.max_new_tokens} is below 1"
+    if assign.fetch_blocks > len(assign.block_ids) // BLOCK_ID_BYTES or bool(assign.fetch_blocks) != bool(
+        assign.fetch_from
+    ):
+        return f"fetch_blocks: {assign.fetch_blocks} from {assign.fetch_from}, of {len(assign.block_ids)} bytes of block_ids"
     known = [decode_worker_id(state.node, rank) for rank in range(engine.decode_ranks)]
     if assign.decode_worker is not None and assign.decode_worker not in known:
         return f"decode_worker: {assign.decode_worker} is none of {known}"

@@ -1,14 +1,12 @@
 """Blocks that come from other workers, are lent to other nodes, or are to go: what `copy`, `evict`, `pin` and `unpin` do.
 
-    copy     ask each source's node to pin · make the plan · the engine copies · `blocks-stored` · let the pins go
+    copy     see `transfers` · answered when it is over
     pin      lend what the node has for `COPY_LEASE_S`, even if the reader is never heard of again
     evict    the engine removes what may go · `blocks-evicted`
 
 1.  A copy or an eviction is done once per operation: a repetition waits for the first and gets its answer, until
     `ANSWERS_MAX` others have been answered since.
-2.  What is told is what the engine has done, in the order in which it was done; a copy that was overtaken by a switch tells
-    nothing, because nothing of it is left.
-3.  A copy ends within a lease, so nobody reads what is lent no longer; if somebody did, generations would tell.
+2.  A copy ends within a lease, so nobody reads what is lent no longer; if somebody did, generations would tell.
 """
 
 import asyncio
@@ -17,23 +15,18 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
-from pydantic import ValidationError
 
 from services.worker import cache_events
-from services.worker.engine.copy_plan import COPY_BLOCKS_MAX, CopyPlan, Source
-from services.worker.engine.protocol import Busy, EngineDied, EngineError, OutOfBlocks, StaleEpoch
-from services.worker.engine.slot_ref import SlotRef
+from services.worker.engine.copy_plan import COPY_BLOCKS_MAX
+from services.worker.engine.protocol import EngineError
 from services.worker.incarnation import Incarnation
 from services.worker.origins import of_operation
-from shared.contracts.commands import Accepted, Refused, Reply, decode_reply, encode_message
-from shared.contracts.copy_commands import Copied, Copy, Evict, Evicted, Pin, Pinned, PinnedSlot, Unpin
-from shared.contracts.ids import BLOCK_ID_BYTES, BlockId, NodeId, WorkerId, node_of, unpack_block_ids
+from services.worker.transfers import COPY_LEASE_S, Transfer
+from shared.contracts.commands import Accepted, Refused, Reply
+from shared.contracts.copy_commands import Copy, Evict, Evicted, Pin, Pinned, PinnedSlot, Unpin
+from shared.contracts.ids import BLOCK_ID_BYTES, BlockId, WorkerId, node_of, unpack_block_ids
 from shared.model.cost import US_PER_S
 from shared.model.lattice import Group
-from shared.runtime.ports import NoReply, Unavailable
-
-COPY_LEASE_S = 30.0
-"""How long blocks stay pinned for a reader that does not say that it is done, and the longest that a copy may take."""
 
 LEASES_MAX = 64
 """Leases that a node has given at a time; each may pin a whole prompt."""
@@ -41,7 +34,6 @@ LEASES_MAX = 64
 COPIES_MAX = 8
 """Copies that a node takes in at a time. Two share a link as well as eight do."""
 
-PIN_LIMIT_S = 2.0
 ANSWERS_MAX = 1_000
 
 
@@ -102,60 +94,21 @@ class Copying:
             return Refused(
                 reason="bad-command", detail=f"parent: {len(command.parent)} bytes; an id has {BLOCK_ID_BYTES}"
             )
-        group = self._served().get(command.destination)
-        if group is None:
-            return Refused(reason="stale-epoch", detail=f"{command.destination}: the geometry has changed")
+        transfer = Transfer(
+            operation=command.operation,
+            worker=command.destination,
+            parent=None if command.parent is None else BlockId(command.parent),
+            blocks=blocks,
+            sources=tuple(dict.fromkeys(map(node_of, (command.source, *command.more_sources)))),
+            limit_s=min(command.deadline_us / US_PER_S, COPY_LEASE_S),
+            cause=command.cause,
+            origin=of_operation(command.operation),
+        )
         self._copies += 1
-        nodes = tuple(dict.fromkeys(map(node_of, (command.source, *command.more_sources))))
-        epoch, limit_s = self._state.served.epoch, min(command.deadline_us / US_PER_S, COPY_LEASE_S)
         try:
-            sources, access = await self._gather(command.operation, nodes, blocks)
-            if not sources or limit_s <= 0:
-                return Copied(blocks=0, bytes=0, copy_us=0, failure="no-source" if limit_s > 0 else "time-limit")
-            plan = CopyPlan(
-                operation=command.operation,
-                epoch=epoch,
-                group=group,
-                parent=None if command.parent is None else BlockId(command.parent),
-                blocks=tuple(blocks[: len(sources)]),
-                sources=sources,
-                limit_s=limit_s,
-                access=access,
-            )
-            return await self._carry_out(command, plan, whole=len(sources) == len(blocks))
-        except EngineError as error:
-            return Refused(reason="engine", detail=str(error))
+            return await self._incarnation.transfers.bring(transfer)
         finally:
             self._copies -= 1
-            await self._let_go(command.operation, nodes)
-
-    async def _carry_out(self, command: Copy, plan: CopyPlan, *, whole: bool) -> Reply:
-        try:
-            copy = await self._engine.copy_blocks(plan)
-        except OutOfBlocks as error:
-            return Refused(reason="full", detail=str(error))
-        except Busy as error:
-            return Refused(reason="busy", detail=str(error))
-        except StaleEpoch as error:
-            return Refused(reason="stale-epoch", detail=str(error))
-        except EngineDied:
-            raise
-        except EngineError as error:
-            return Refused(reason="bad-command", detail=str(error))
-        if not self._incarnation.serving or self._state.served.epoch != plan.epoch:
-            return Refused(reason="stale-epoch", detail=f"epoch {plan.epoch}: was left during the copy")
-        number = self._state.numbers.get(command.destination, 0)
-        facts = cache_events.copied(command.destination, self._state.incarnation, number, command.cause, copy)
-        self._ports.outbox.record(facts, of_operation(command.operation))
-        failure = copy.failure or (None if whole else "no-source")
-        self._logger.info("copied", operation=command.operation, blocks=len(copy.blocks), failure=failure)
-        return Copied(
-            blocks=len(copy.blocks),
-            bytes=copy.bytes,
-            copy_us=round(copy.seconds * US_PER_S),
-            failure=failure,
-            detail=copy.detail,
-        )
 
     async def _evict(self, command: Evict, blocks: Sequence[BlockId]) -> Reply:
         if not self._ports.outbox.ready:
@@ -171,60 +124,6 @@ class Copying:
         facts = cache_events.evictions(command.worker, self._state.incarnation, number, gone.freed, "reclaim")
         self._ports.outbox.record(facts, of_operation(command.operation))
         return Evicted(block_ids=b"".join(gone.freed), kept=dict(Counter(reason for _, reason in gone.kept)))
-
-    # --- what others lend
-
-    async def _gather(
-        self, operation: str, nodes: Sequence[NodeId], blocks: Sequence[BlockId]
-    ) -> tuple[tuple[Source, ...], dict[NodeId, bytes]]:
-        """A source for each leading block that somebody has, pinned, and how the nodes among them are reached."""
-        found: dict[BlockId, Source] = {}
-        access: dict[NodeId, bytes] = {}
-        for node in nodes:
-            missing = [block for block in blocks if block not in found]
-            if missing and (pinned := await self._pinned(operation, node, missing)) is not None:
-                sources, access[node] = pinned
-                found.update((block, each) for block, each in zip(missing, sources, strict=True) if each is not None)
-        access.pop(self._ports.node, None)
-        leading = next((depth for depth, block in enumerate(blocks) if block not in found), len(blocks))
-        return tuple(found[block] for block in blocks[:leading]), access
-
-    async def _pinned(
-        self, operation: str, node: NodeId, blocks: Sequence[BlockId]
-    ) -> tuple[tuple[Source | None, ...], bytes] | None:
-        if node == self._ports.node:
-            here = await self._engine.pin(operation, blocks)
-            return here.sources, here.access
-        command = Pin(reader=self._ports.node, operation=operation, block_ids=b"".join(blocks))
-        reply = await self._ask(node, command)
-        if not isinstance(reply, Pinned) or len(reply.slots) != len(blocks):
-            self._logger.warning("source not pinned", operation=operation, source=node, reply=str(reply)[:200])
-            return None
-        sources = (
-            None if slot is None else Source(SlotRef(slot.rank, slot.index, slot.generation), node, slot.checksum)
-            for slot in reply.slots
-        )
-        return tuple(sources), reply.access
-
-    async def _let_go(self, operation: str, nodes: Sequence[NodeId]) -> None:
-        for node in nodes:
-            if node == self._ports.node:
-                self._engine.unpin(operation)
-            else:
-                await self._ask(node, Unpin(reader=self._ports.node, operation=operation))
-
-    async def _ask(self, node: NodeId, command: Pin | Unpin) -> Reply | None:
-        """None if the node does not answer: what it has pinned, its lease ends."""
-        try:
-            raw = await self._ports.bus.request(self._ports.subjects.agent(node), encode_message(command), PIN_LIMIT_S)
-        except (NoReply, Unavailable) as error:
-            self._logger.warning("source not reachable", source=node, asked=command.kind, error=str(error))
-            return None
-        try:
-            return decode_reply(raw)
-        except ValidationError as error:
-            self._logger.warning("source not understood", source=node, asked=command.kind, error=str(error))
-            return None
 
     # --- what is lent to others
 

@@ -19,7 +19,7 @@ from typing import NamedTuple, assert_never
 from services.worker.cache_events import changes
 from services.worker.desk import Desk
 from services.worker.engine.protocol import EngineDescription, HandedOff, ItemResult
-from services.worker.job import Job, Stage
+from services.worker.job import Fetched, Job, Stage
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
     AbortReason,
@@ -85,8 +85,8 @@ class State:
 class Prefilled(NamedTuple):
     """A job's last step, what the worker lost for it, and what all of the job's steps came to.
 
-    `queue_us` is everything between acceptance and first token that is not `prefill_us`: the queue, the time between its
-    chunks, and of packed steps the others' share.
+    `queue_us` is everything between acceptance and first token that is not `prefill_us` or the job's fetch: the queue, the time
+    between its chunks, and of packed steps the others' share. `cached_tokens` were not computed, wherever they came from.
     """
 
     item: ItemResult
@@ -161,7 +161,7 @@ def serve(state: State, geometry: Geometry, held_blocks: dict[WorkerId, int]) ->
 # --- the node's life
 
 
-def register(state: State, engine: EngineDescription, coefficients_version: str) -> list[EventData]:
+def register(state: State, engine: EngineDescription, coefficients_version: str, chunk_tokens: int) -> list[EventData]:
     """The next incarnation; one that the log still believes alive ends first."""
     registered = NodeRegistered(
         node=state.node,
@@ -182,6 +182,8 @@ def register(state: State, engine: EngineDescription, coefficients_version: str)
         coefficients_version=coefficients_version,
         epoch=state.served.epoch,
         composition=state.served.composition,
+        chunk_tokens=chunk_tokens,
+        fetches=True,
     )
     return [*lose(state, "the agent was restarted"), registered]
 
@@ -209,17 +211,23 @@ def complete(state: State, job: Job, prefilled: Prefilled) -> list[EventData]:
     """A running step has given the first token; the prompt's blocks are the worker's."""
     if job.stage is not Stage.RUNNING:
         return []
+    fetched = job.fetched or Fetched()
+    fetched_tokens = fetched.used_tokens(prefilled.cached_tokens)
     completed = PrefillCompleted(
         request=job.assign.request,
         attempt=job.assign.attempt,
         worker=job.worker,
         node_epoch=epoch_of(job.worker),
         computed_tokens=prefilled.computed_tokens,
-        cached_own_tokens=prefilled.cached_tokens,
+        cached_own_tokens=prefilled.cached_tokens - fetched_tokens,
+        cached_fetched_tokens=fetched_tokens,
         queue_us=prefilled.queue_us,
         prefill_us=prefilled.prefill_us,
+        fetch_us=fetched.us,
         steps=prefilled.steps,
         predicted_us=prefilled.predicted_us,
+        fetch_fallback=fetched.fallback,
+        fetched_from=job.assign.fetch_from if fetched_tokens else None,
     )
     return [completed, *_cache_changes(state, job, prefilled.item, prefilled.evicted)]
 

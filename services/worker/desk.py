@@ -75,6 +75,8 @@ class Desk:
             return Refused(reason="draining", detail=assign.worker)
         if any(job.key.attempt > assign.attempt for job in self.of_request(assign.request)):
             return Refused(reason="bad-command", detail=f"attempt {assign.attempt}: a later one is here")
+        if assign.rebalanced and (len(queue) or assign.worker in self._running):
+            return Refused(reason="not-idle", detail=f"{assign.worker} has work")
         if queue.full:
             return Refused(reason="full", detail=f"{assign.worker}: {len(queue)} are queued")
         if self._streams >= STREAMS_MAX:

@@ -18,6 +18,7 @@ from services.worker.admission import refuse_assign
 from services.worker.claims import Claims
 from services.worker.decider import NO_GEOMETRY, Prefilled, State, abort_job, lose, register, serve
 from services.worker.engine.protocol import Engine, EngineDescription
+from services.worker.fetches import Fetches
 from services.worker.frames import Frames
 from services.worker.gate import Gate
 from services.worker.geometry import retired
@@ -26,6 +27,7 @@ from services.worker.origins import of_job
 from services.worker.ports import NodePorts
 from services.worker.steps import Effects, StepLoop
 from services.worker.streams import Streams
+from services.worker.transfers import Transfers
 from services.worker.waiting import within
 from shared.contracts.commands import Accepted, Assign, Cancel, Refused, Release, Released, Report
 from shared.contracts.envelope import Envelope
@@ -62,6 +64,8 @@ class Incarnation:
         self.serving = False
         self.finishing = False
         self._claims = Claims(ports.bulk, ports.subjects, ports.clock)
+        self.transfers = Transfers(ports, engine, lambda: self.serving, self.spawn)
+        self._fetches = Fetches(ports, engine, self.transfers, self.spawn)
         self._frames = Frames(ports.bulk, ports.subjects, ports.clock)
         self._loops: dict[WorkerId, StepLoop] = {}
         self._loop_tasks: list[asyncio.Task[None]] = []
@@ -96,7 +100,8 @@ class Incarnation:
         if geometry.epoch:
             await self.engine.adopt(geometry.epoch, geometry.composition)
         serve(self.state, geometry, {})
-        self.ports.outbox.record(register(self.state, self.description, self.ports.coefficients.version))
+        version, chunk_tokens = self.ports.coefficients.version, self.ports.step_limits.chunk_tokens
+        self.ports.outbox.record(register(self.state, self.description, version, chunk_tokens))
         self.ports.metrics.lives.labels(self.ports.node).inc()
         self._logger.info("registered", incarnation=self.state.incarnation, epoch=geometry.epoch)
 
@@ -165,7 +170,7 @@ class Incarnation:
             task.cancel()
         effects = Effects(self._prefilled, self._aborted, self.stop_job, self._died)
         self._loops = {
-            worker: StepLoop(worker, group, self.ports, self.engine, self.gate, self._claims, effects)
+            worker: StepLoop(worker, group, self.ports, self.engine, self.gate, self._claims, self._fetches, effects)
             for worker, group in self.state.served.workers(self.ports.node).items()
         }
         self._loop_tasks = [

@@ -52,11 +52,25 @@ class Progress:
         self.predicted_us += predicted_us
 
 
+class Fetched(NamedTuple):
+    """What came of a job's fetch: `tokens` of its prompt beyond the `own_tokens` that the worker held. `fallback` as in
+    `prefill-completed`."""
+
+    own_tokens: int = 0
+    tokens: int = 0
+    us: int = 0
+    fallback: str | None = None
+
+    def used_tokens(self, cached_tokens: int) -> int:
+        """How many of the tokens that the prefill did not compute were fetched."""
+        return min(self.tokens, max(0, cached_tokens - self.own_tokens))
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """`accepted_ns` is monotonic. `stop` is why a prefill ends early: one that runs does so at its next step boundary.
     `remaining_us` is the predicted work that is left and orders the queue, so it changes only while the job is not queued.
-    `started` says that its first step has been announced."""
+    `started` says that its first step has been announced, `fetched` that it waits for no blocks of others any more."""
 
     assign: Assign
     accepted_ns: int
@@ -64,6 +78,7 @@ class Job:
     stop: AbortReason | None = None
     started: bool = False
     handed_off: bool = False
+    fetched: Fetched | None = None
     remaining_us: int = field(init=False)
     progress: Progress = field(default_factory=Progress)
     _chain: tuple[BlockId, ...] | None = None

@@ -21,6 +21,7 @@ from services.worker.engine.protocol import (
     PrefillStep,
     StepResult,
 )
+from services.worker.fetches import Fetches
 from services.worker.gate import Gate
 from services.worker.job import Job
 from services.worker.origins import of_job
@@ -65,6 +66,7 @@ class StepLoop:
         engine: Engine,
         gate: Gate,
         claims: Claims,
+        fetches: Fetches,
         effects: Effects,
     ) -> None:
         self._worker = worker
@@ -74,6 +76,7 @@ class StepLoop:
         self._block_tokens = engine.describe().block_tokens
         self._gate = gate
         self._claims = claims
+        self._fetches = fetches
         self._effects = effects
         self._queue = ports.state.desk.queue(worker)
         self._items_max = STEP_ITEMS_MAX
@@ -83,7 +86,7 @@ class StepLoop:
         self._logger = structlog.get_logger(component="steps", worker=worker)
 
     def wake(self) -> None:
-        """Something was queued: fetch its tokens if it is near the head."""
+        """Something was queued, or a fetch is over: see who is near the head."""
         self._near_head()
         self._woken.set()
 
@@ -113,18 +116,19 @@ class StepLoop:
         # What others have pushed back is fetched again in its turn. A prompt that was begun is short of its turn for one
         # step at most, and the KV blocks that it holds bound how many there are.
         self._claims.keep(near, [job for job in self._queue if not job.begun])
+        self._fetches.begin(near, self.wake)
         return near
 
     def _ready(self) -> list[Job]:
-        """Those near the head whose tokens are here. Nobody overtakes a prompt that is on its way if order is arrival."""
+        """Those near the head whose tokens are here and whose fetch is over. Nobody overtakes them if order is arrival."""
         near = self._near_head()
         if lost := [job for job in near if self._claims.is_lost(job)]:
             for job in lost:
                 self._abort(job, "claim-lost")
             # Others are near the head now.
             near = self._near_head()
-        arrived = self._claims.has_arrived
-        return list(takewhile(arrived, near) if self._order == "fcfs" else filter(arrived, near))
+        ready = [job for job in near if self._claims.has_arrived(job) and self._fetches.is_over(job)]
+        return list(takewhile(ready.__contains__, near)) if self._order == "fcfs" else ready
 
     def _compose(self) -> list[Share]:
         return compose(
@@ -166,8 +170,7 @@ class StepLoop:
         if job.started:
             self._ports.state.desk.start(job)
         else:
-            queue_us = (self._ports.clock.monotonic_ns() - job.accepted_ns) // 1_000
-            self._ports.outbox.record(start(job, queue_us), of_job(job))
+            self._ports.outbox.record(start(job, self._since_us(job)), of_job(job))
 
     async def _prefill(self, shares: Sequence[Share]) -> StepResult:
         items = tuple(
@@ -217,12 +220,17 @@ class StepLoop:
                 outbox.record(complete(state, job, prefilled), of_job(job))
                 self._effects.stream(job, prefilled)
 
+    def _since_us(self, job: Job) -> int:
+        """Time since it was accepted, without its fetch."""
+        fetch_us = job.fetched.us if job.fetched else 0
+        return (self._ports.clock.monotonic_ns() - job.accepted_ns) // 1_000 - fetch_us
+
     def _prefilled(self, job: Job, item: ItemResult, evicted: tuple[BlockId, ...]) -> Prefilled:
-        done, since_us = job.progress, (self._ports.clock.monotonic_ns() - job.accepted_ns) // 1_000
+        done = job.progress
         return Prefilled(
             item,
             evicted,
-            queue_us=max(0, since_us - done.measured_us),
+            queue_us=max(0, self._since_us(job) - done.measured_us),
             prefill_us=done.measured_us,
             predicted_us=done.predicted_us,
             computed_tokens=done.computed_tokens,

@@ -49,6 +49,7 @@ class Stream:
             finish="stop" if stopped else "length" if alone else None,
             cached_tokens=prefilled.cached_tokens,
             queue_us=prefilled.queue_us,
+            fetch_us=job.fetched.us if job.fetched else 0,
             prefill_us=prefilled.prefill_us,
         )
         if alone or stopped:

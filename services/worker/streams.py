@@ -74,4 +74,6 @@ class Streams:
         metrics.prefill_s.labels(served[job.worker].degree).observe(prefilled.prefill_us / US_PER_S)
         metrics.queue_s.observe(prefilled.queue_us / US_PER_S)
         metrics.tokens.labels("computed").inc(prefilled.computed_tokens)
-        metrics.tokens.labels("cached").inc(prefilled.cached_tokens)
+        fetched_tokens = job.fetched.used_tokens(prefilled.cached_tokens) if job.fetched else 0
+        metrics.tokens.labels("fetched").inc(fetched_tokens)
+        metrics.tokens.labels("cached").inc(prefilled.cached_tokens - fetched_tokens)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, Pinned
 from services.worker.engine.kv_pool import KvPool
-from services.worker.engine.modelled_copies import ModelledCopies
+from services.worker.engine.modelled_copies import LATENCY_S, ModelledCopies
 from services.worker.engine.modelled_step import RunningStep
 from services.worker.engine.modelled_text import Said
 from services.worker.engine.protocol import (
@@ -88,8 +88,9 @@ class ModelledEngine:
         self._pool = KvPool(node.prefill_ranks, node.blocks_per_rank, node.block_tokens)
         block_bytes = node.block_tokens * node.kv_bytes_per_token
         access = f"{node.model}@{node.model_revision}/{node.block_tokens}".encode()
-        block_s = block_bytes / node.link_bytes_per_s
-        self._copies = ModelledCopies(self._pool, access, block_bytes, block_s, self._sleep_modelled)
+        block_s = block_bytes / node.link_bytes_per_s / node.speedup
+        latency_s = LATENCY_S / node.speedup
+        self._copies = ModelledCopies(self._pool, access, block_bytes, block_s, latency_s, self._sleep)
         self._epoch = 0
         self._composition: Composition = ()
         self._adopting = False
@@ -278,9 +279,6 @@ class ModelledEngine:
         context = Said(item.tokens.astype("<u4", copy=False).tobytes())
         self._prefilled[item.request] = _Prefilled(len(item.tokens), context)
         return finish(self._pool, reserved, context.next(item.sampling, self._node.vocabulary))
-
-    async def _sleep_modelled(self, seconds: float) -> None:
-        await self._sleep(seconds / self._node.speedup)
 
     async def _sleep(self, seconds: float) -> None:
         await self._clock.sleep(seconds)

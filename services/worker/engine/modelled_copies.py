@@ -11,18 +11,24 @@ from services.worker.engine.kv_pool import KvPool
 from shared.contracts.ids import BlockId
 
 LATENCY_S = 0.005
-"""Of a copy, whatever its size: the router's price of a fetch begins with as much (design 2.2)."""
+"""Of a copy, whatever its size, in modelled time: the router's price of a fetch begins with as much (design 2.2)."""
 
 
 class ModelledCopies:
-    """`block_s` is how long one block takes, `sleep` lets modelled seconds pass, `access` is the same for nodes that keep the
-    same KV."""
+    """A copy takes `latency_s` and `block_s` for each block, in seconds of the clock that `sleep` goes by. `access` is the same
+    for nodes that keep the same KV."""
 
     def __init__(
-        self, pool: KvPool, access: bytes, block_bytes: int, block_s: float, sleep: Callable[[float], Awaitable[None]]
+        self,
+        pool: KvPool,
+        access: bytes,
+        block_bytes: int,
+        block_s: float,
+        latency_s: float,
+        sleep: Callable[[float], Awaitable[None]],
     ) -> None:
         self._pool, self._access, self._sleep = pool, access, sleep
-        self._block_bytes, self._block_s = block_bytes, block_s
+        self._block_bytes, self._block_s, self._latency_s = block_bytes, block_s, latency_s
 
     def pin(self, lease: str, blocks: Sequence[BlockId]) -> Pinned:
         """See `Engine.pin`."""
@@ -30,10 +36,10 @@ class ModelledCopies:
         return Pinned(tuple(None if ref is None else Source(ref) for ref in refs), self._access)
 
     async def copy(self, plan: CopyPlan) -> Copied:
-        """See `Engine.copy_blocks`; the plan's epoch is the one served. `limit_s` is in modelled seconds."""
+        """See `Engine.copy_blocks`; the plan's epoch is the one served."""
         installation = self._pool.copies.install(plan.operation, plan.group, plan.parent, plan.blocks)
         failure: CopyFailure | None = None
-        arrived, wanted_s = len(installation.blocks), LATENCY_S + len(installation.blocks) * self._block_s
+        arrived, wanted_s = len(installation.blocks), self._latency_s + len(installation.blocks) * self._block_s
         try:
             if installation.blocks:
                 await self._sleep(min(wanted_s, plan.limit_s))
@@ -41,7 +47,7 @@ class ModelledCopies:
             self._pool.copies.finish(plan.operation, 0)
             raise
         if wanted_s > plan.limit_s:
-            arrived, failure = max(0, int((plan.limit_s - LATENCY_S) / self._block_s)), "time-limit"
+            arrived, failure = max(0, int((plan.limit_s - self._latency_s) / self._block_s)), "time-limit"
         readable, why = self._readable(plan, installation)
         if readable < arrived:
             arrived, failure = readable, why

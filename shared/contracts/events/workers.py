@@ -79,7 +79,9 @@ class PrefillCompleted(EventData):
     `prefill_us` is the time of the request's `steps`. A step that several requests share counts for each by its part of the
     step's prediction, so `prefill_us` over `predicted_us` (by the node's registered coefficients; None if the agent did not
     say) is measured over predicted whatever else ran. `queue_us` is all the rest of the time from acceptance to first token.
-    `cached_fetched_tokens` were read from `fetched_from` in `fetch_us`.
+    `cached_fetched_tokens` were read from `fetched_from`, for which the request waited `fetch_us`. `fetch_fallback` says why a
+    fetch brought less than it was to: `here` (nothing was missing any more), `dearer` (than to compute it), or what a copy or
+    its refusal says.
     """
 
     request: RequestId

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from services.worker.copying import COPIES_MAX, COPY_LEASE_S, LEASES_MAX
+from services.worker.copying import COPIES_MAX, LEASES_MAX
 from services.worker.engine import copy_plan
 from services.worker.engine.modelled import ModelledEngine
 from services.worker.engine.modelled_copies import LATENCY_S
 from services.worker.engine.protocol import EngineError
+from services.worker.transfers import COPY_LEASE_S
 from shared.contracts.commands import Accepted, Reply, decode_command, decode_reply, encode_message
 from shared.contracts.copy_commands import Copied, Copy, Evict, Evicted, Pin, Pinned, PinnedSlot, Unpin
 from shared.contracts.events import BlocksEvicted, BlocksStored

@@ -1,0 +1,172 @@
+"""Prefixes that are read from other workers just before the prefills that need them.
+
+Rules:
+
+1.  An assignment names a source and how many leading blocks it holds. When the request comes near the head of its queue, the
+    agent decides again: nothing is fetched if the blocks are here by now, or if by the bandwidth that this source was seen to
+    have computing them is cheaper.
+2.  Others with tokens at hand go first meanwhile. A fetch that fails, is refused or runs into its limit leaves what has come,
+    and the prefill computes the rest. It is not tried again.
+3.  A fetch may take as long as it saves, so at worst it doubles a prefill's time; but at least `LIMIT_S_MIN`.
+"""
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import structlog
+
+from services.worker.engine.copy_plan import COPY_BLOCKS_MAX
+from services.worker.engine.protocol import Engine
+from services.worker.job import Fetched, Job, JobKey
+from services.worker.origins import of_job
+from services.worker.ports import NodePorts
+from services.worker.transfers import COPY_LEASE_S, Transfer, Transfers
+from shared.contracts.commands import Refused
+from shared.contracts.copy_commands import Copied
+from shared.contracts.ids import NodeId, WorkerId, node_of
+from shared.model.blocks import reusable_tokens
+from shared.model.cost import US_PER_S
+
+FETCHES_MAX = 8
+"""At a time, of all workers of the node. With the copies that are ordered they are what an engine takes at a time."""
+
+FETCHES_PER_SOURCE_MAX = 2
+"""Two fill a link as well as many do, and the first of many would be there later (design 2.2)."""
+
+LIMIT_S_MIN = 1.0
+"""A source that is well answers within it, and a shorter limit would give up on links that are only busy."""
+
+SOURCES_MAX = 256
+"""Nodes whose bandwidth is remembered; the one that was read least recently is forgotten."""
+
+SEEN_WEIGHT = 0.3
+"""Of the newest fetch in what a source is believed to give."""
+
+SEEN_NS = 60 * 10**9
+"""How long that is believed: a link that was busy once is tried again."""
+
+
+class _Wanted(NamedTuple):
+    """A fetch that is worth it: what the worker holds of the prompt before, and how long it may take."""
+
+    held_tokens: int
+    limit_s: float
+
+
+class _Seen(NamedTuple):
+    """What a source was last seen to give."""
+
+    bytes_per_s: float
+    at_ns: int
+
+
+class Fetches:
+    """One per incarnation. `spawn` begins what ends with it at the latest."""
+
+    def __init__(
+        self,
+        ports: NodePorts,
+        engine: Engine,
+        transfers: Transfers,
+        spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
+    ) -> None:
+        self._ports, self._engine, self._transfers, self._spawn = ports, engine, transfers, spawn
+        description = engine.describe()
+        self._block_tokens, self._token_bytes = description.block_tokens, description.kv_bytes_per_token
+        self._running: dict[JobKey, tuple[NodeId, asyncio.Task[None]]] = {}
+        self._seen: OrderedDict[NodeId, _Seen] = OrderedDict()
+        self._logger = structlog.get_logger(component="fetches", node=ports.node)
+
+    def begin(self, jobs: Iterable[Job], ended: Callable[[], None]) -> None:
+        """Decide for each of `jobs`, in order, that waits for a fetch and has room for it; `ended` when one of them is over."""
+        by_source = Counter(source for source, _ in self._running.values())
+        for job in jobs:
+            if self.is_over(job) or job.key in self._running:
+                continue
+            source, decided = node_of(_source(job)), self._decide(job)
+            if isinstance(decided, str):
+                job.fetched = Fetched(fallback=decided)
+            elif len(self._running) < FETCHES_MAX and by_source[source] < FETCHES_PER_SOURCE_MAX:
+                by_source[source] += 1
+                task = self._spawn(self._fetch(job, source, decided), f"fetch {job.key.engine_id}")
+                self._running[job.key] = source, task
+                task.add_done_callback(partial(self._end, job.key, ended))
+
+    @staticmethod
+    def is_over(job: Job) -> bool:
+        """Whether the job waits for no fetch: it has had it, or needs none."""
+        return job.fetched is not None or job.assign.fetch_from is None
+
+    def _end(self, key: JobKey, ended: Callable[[], None], _task: asyncio.Task[None]) -> None:
+        """As a callback, because a task that is cancelled before it began runs no `finally`."""
+        del self._running[key]
+        ended()
+
+    # --- one fetch
+
+    def _decide(self, job: Job) -> _Wanted | str:
+        """What is to be fetched, or why nothing is."""
+        group = self._ports.state.served.workers(self._ports.node)[job.worker]
+        held, wanted = (
+            self._tokens(job, blocks) for blocks in (self._engine.cached_blocks(group, job.chain), _blocks(job))
+        )
+        if wanted <= held:
+            return "here"
+        prompt_tokens, coefficients = job.assign.prompt_tokens, self._ports.coefficients
+        computed_us, fetched_us = (
+            coefficients.prefill_us(group.degree, prompt_tokens - cached, cached) for cached in (held, wanted)
+        )
+        seen = self._seen.get(node_of(_source(job)))
+        if seen is not None and self._ports.clock.monotonic_ns() - seen.at_ns < SEEN_NS:
+            # Else nobody here knows better than the router.
+            fetched_us += round((wanted - held) * self._token_bytes / seen.bytes_per_s * US_PER_S)
+        if fetched_us >= computed_us:
+            return "dearer"
+        return _Wanted(held, min(COPY_LEASE_S, max(LIMIT_S_MIN, (computed_us - fetched_us) / US_PER_S)))
+
+    def _tokens(self, job: Job, blocks: int) -> int:
+        return reusable_tokens(blocks, self._block_tokens, job.assign.prompt_tokens)
+
+    async def _fetch(self, job: Job, source: NodeId, wanted: _Wanted) -> None:
+        """Goes on if the job leaves: what has begun to come is kept, and told."""
+        clock, began_ns = self._ports.clock, self._ports.clock.monotonic_ns()
+        transfer = Transfer(
+            operation=f"fetch {job.key.engine_id}",
+            worker=job.worker,
+            parent=None,
+            blocks=job.chain[: _blocks(job)],
+            sources=(source,),
+            limit_s=wanted.limit_s,
+            cause="fetch",
+            origin=of_job(job),
+        )
+        reply = await self._transfers.bring(transfer)
+        seconds = (clock.monotonic_ns() - began_ns) / 1e9
+        fallback: str | None = reply.reason if isinstance(reply, Refused) else reply.failure
+        tokens = 0
+        if isinstance(reply, Copied) and reply.bytes:
+            tokens = self._tokens(job, wanted.held_tokens // self._block_tokens + reply.blocks) - wanted.held_tokens
+            self._see(source, reply.bytes / seconds)
+        job.fetched = Fetched(wanted.held_tokens, tokens, round(seconds * US_PER_S), fallback)
+        self._logger.info("fetched", request=job.assign.request, source=source, tokens=tokens, fallback=fallback)
+
+    def _see(self, source: NodeId, bytes_per_s: float) -> None:
+        known = self._seen.pop(source, None)
+        if known is not None:
+            bytes_per_s = known.bytes_per_s + SEEN_WEIGHT * (bytes_per_s - known.bytes_per_s)
+        self._seen[source] = _Seen(bytes_per_s, self._ports.clock.monotonic_ns())
+        if len(self._seen) > SOURCES_MAX:
+            self._seen.popitem(last=False)
+
+
+def _source(job: Job) -> WorkerId:
+    assert job.assign.fetch_from is not None, f"{job.key} has nothing to fetch"
+    return job.assign.fetch_from
+
+
+def _blocks(job: Job) -> int:
+    """As many as one plan takes."""
+    return min(job.assign.fetch_blocks, COPY_BLOCKS_MAX)
