@@ -161,8 +161,15 @@ def serve(state: State, geometry: Geometry, held_blocks: dict[WorkerId, int]) ->
 # --- the node's life
 
 
-def register(state: State, engine: EngineDescription, coefficients_version: str, chunk_tokens: int) -> list[EventData]:
-    """The next incarnation; one that the log still believes alive ends first."""
+def register(
+    state: State,
+    engine: EngineDescription,
+    coefficients_version: str,
+    chunk_tokens: int | None = None,
+    *,
+    fetches: bool = False,
+) -> list[EventData]:
+    """The next incarnation; one that the log still believes alive ends first. `chunk_tokens` and `fetches` as the event says."""
     registered = NodeRegistered(
         node=state.node,
         incarnation=state.incarnation + 1,
@@ -183,7 +190,7 @@ def register(state: State, engine: EngineDescription, coefficients_version: str,
         epoch=state.served.epoch,
         composition=state.served.composition,
         chunk_tokens=chunk_tokens,
-        fetches=True,
+        fetches=fetches,
     )
     return [*lose(state, "the agent was restarted"), registered]
 

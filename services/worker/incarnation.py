@@ -101,7 +101,7 @@ class Incarnation:
             await self.engine.adopt(geometry.epoch, geometry.composition)
         serve(self.state, geometry, {})
         version, chunk_tokens = self.ports.coefficients.version, self.ports.step_limits.chunk_tokens
-        self.ports.outbox.record(register(self.state, self.description, version, chunk_tokens))
+        self.ports.outbox.record(register(self.state, self.description, version, chunk_tokens, fetches=True))
         self.ports.metrics.lives.labels(self.ports.node).inc()
         self._logger.info("registered", incarnation=self.state.incarnation, epoch=geometry.epoch)
 

@@ -75,7 +75,7 @@ class Node(RuleBasedStateMachine):
         self.accepted: list[JobKey] = []
         self.depth = 0
         serve(self.state, Geometry(1, (1, 1, 2)), {})
-        self.record(register(self.state, DESCRIPTION, "c", 512))
+        self.record(register(self.state, DESCRIPTION, "c"))
 
     def record(self, facts: list[EventData]) -> None:
         self.facts += facts
@@ -225,27 +225,27 @@ TestNode.settings = settings(max_examples=60, stateful_step_count=40, deadline=N
 
 def test_an_incarnation_follows_the_highest_the_log_knows() -> None:
     state = initial(NODE, 1)
-    registered = register(state, DESCRIPTION, "c", 512)[-1]
+    registered = register(state, DESCRIPTION, "c")[-1]
     assert isinstance(registered, NodeRegistered)
     assert registered.incarnation == 1
     evolve(state, stored(registered.model_copy(update={"incarnation": 7})))
     evolve(state, stored(registered))
-    lost, again = register(state, DESCRIPTION, "c", 512)
+    lost, again = register(state, DESCRIPTION, "c")
     assert lost == NodeLost(node=NODE, incarnation=7, reason="the agent was restarted")
     assert again.incarnation == 8
 
 
 def test_a_node_that_was_declared_lost_is_not_said_to_be_lost_again() -> None:
     state = initial(NODE, 1)
-    evolve(state, stored(register(state, DESCRIPTION, "c", 512)[-1]))
+    evolve(state, stored(register(state, DESCRIPTION, "c")[-1]))
     evolve(state, stored(NodeDeclaredLost(node=NODE, incarnation=1, silent_us=1)))
-    assert [fact.TYPE for fact in register(state, DESCRIPTION, "c", 512)] == ["node-registered"]
+    assert [fact.TYPE for fact in register(state, DESCRIPTION, "c")] == ["node-registered"]
 
 
 def test_a_late_loss_of_an_older_incarnation_does_not_end_this_one() -> None:
     state = initial(NODE, 1)
     for incarnation in (1, 2):
-        data = register(state, DESCRIPTION, "c", 512)[-1]
+        data = register(state, DESCRIPTION, "c")[-1]
         evolve(state, stored(data.model_copy(update={"incarnation": incarnation})))
     evolve(state, stored(NodeLost(node=NODE, incarnation=1, reason="late")))
     assert state.alive
@@ -270,7 +270,7 @@ def adopt_order(**changes: object) -> Adopt:
 def registered_node() -> State:
     state = initial(NODE, 1)
     serve(state, Geometry(1, (1, 1, 2)), {})
-    evolve(state, stored(register(state, DESCRIPTION, "c", 512)[-1]))
+    evolve(state, stored(register(state, DESCRIPTION, "c")[-1]))
     evolve(state, stored(committed(1, (1, 1, 2))))
     return state
 
