@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from cli.embedded.services import ServiceProcess
-from migrations.steps import upgrade
 from tests.support.pool_server import PoolServer
 
 READY_LIMIT_S = 60.0
@@ -23,14 +22,13 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def services(pool_server: PoolServer, database_url: str, tmp_path: Path) -> Iterator[dict[str, ServiceProcess]]:
+def services(pool_server: PoolServer, record_url: str, tmp_path: Path) -> Iterator[dict[str, ServiceProcess]]:
     """The five, ready, over a modelled engine. None sees more secrets than its own."""
-    upgrade(database_url)
     common = {"PATH": os.environ["PATH"], "VERTUMNUS_NATS_URL": pool_server.url, "VERTUMNUS_COMPOSITION": "1,1"}
     own = {
         "router": {"VERTUMNUS_BLOCK_KEY_FILE": str(pool_server.secrets / "block.key")},
         "worker": {"VERTUMNUS_ENGINE": "modelled", "VERTUMNUS_PREFILL_RANKS": "2"},
-        "ledger": {"VERTUMNUS_DATABASE_URL": database_url},
+        "ledger": {"VERTUMNUS_DATABASE_URL": record_url},
     }
     started: dict[str, ServiceProcess] = {}
     try:

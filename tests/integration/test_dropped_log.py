@@ -19,6 +19,7 @@ from shared.contracts.events import (
     EpochCommitted,
     LeadershipTaken,
     NodeRegistered,
+    ParametersChanged,
     RequestAssigned,
     RouterLost,
     RouterRegistered,
@@ -83,12 +84,13 @@ class System:
 
     async def drop_everything(self, seeing: Witness) -> None:
         """All but what happened since the bucket was written, as a log of two days does."""
-        _, last_seq = await seeing.runtime.log.bounds()
         # Any change is written at once, and with it how far everything has been folded.
         self.changes += 1
         await self.operate("parameters", changes={"long_tokens": 30_000 + self.changes})
+        await eventually(lambda: len(seeing.all(ParametersChanged)) == self.changes)
+        changed_seq = max(each.stream_seq for each in seeing.events if isinstance(each.data, ParametersChanged))
         keepsake, log = seeing.runtime.keepsake, seeing.runtime.log
-        while (kept := await recall(keepsake, log.identity)).seen_seq < last_seq:  # noqa: ASYNC110 - a bucket tells nobody
+        while (kept := await recall(keepsake, log.identity)).seen_seq < changed_seq:  # noqa: ASYNC110 - a bucket tells nobody
             await asyncio.sleep(0.1)
         async with self.stream() as stream:
             await stream.purge_stream(SUBJECTS.stream, seq=kept.seen_seq + 1)

@@ -32,16 +32,11 @@ from tests.services.ledger.record_writer import tables
 from tests.support.replica import eventually
 
 
-def migrated(nats: EmbeddedNats, url: str, logs: Path) -> Iterator[LedgerRig]:
-    upgrade(url)
-    made = LedgerRig(nats, url, logs)
+@pytest.fixture
+def rig(nats_server: EmbeddedNats, record_url: str, tmp_path: Path) -> Iterator[LedgerRig]:
+    made = LedgerRig(nats_server, record_url, tmp_path)
     yield made
     made.stop()
-
-
-@pytest.fixture
-def rig(nats_server: EmbeddedNats, database_url: str, tmp_path: Path) -> Iterator[LedgerRig]:
-    yield from migrated(nats_server, database_url, tmp_path)
 
 
 @pytest.fixture
@@ -60,7 +55,10 @@ def own_postgres() -> Iterator[EmbeddedPostgres]:
 def rig_on_own_postgres(
     nats_server: EmbeddedNats, own_postgres: EmbeddedPostgres, tmp_path: Path
 ) -> Iterator[LedgerRig]:
-    yield from migrated(nats_server, own_postgres.url(), tmp_path)
+    upgrade(own_postgres.url())
+    made = LedgerRig(nats_server, own_postgres.url(), tmp_path)
+    yield made
+    made.stop()
 
 
 async def test_exactly_once_through_kills_at_any_moment(rig: LedgerRig, kills: int) -> None:

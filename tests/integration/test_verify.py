@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from cli.embedded.nats import EmbeddedNats
 from cli.main import app
-from migrations.steps import upgrade
 from replay.findings import RECORDED_INPUTS
 from services.ledger.database import driver_url
 from shared.contracts.events import RequestAssigned, RouterLost
@@ -63,9 +62,8 @@ class VerifyRig:
 
 
 @pytest.fixture
-def rig(nats_server: EmbeddedNats, database_url: str, tmp_path: Path) -> Iterator[VerifyRig]:
-    upgrade(database_url)
-    made = VerifyRig(nats_server, database_url, tmp_path)
+def rig(nats_server: EmbeddedNats, record_url: str, tmp_path: Path) -> Iterator[VerifyRig]:
+    made = VerifyRig(nats_server, record_url, tmp_path)
     try:
         made.start()
         yield made
@@ -115,9 +113,9 @@ async def check_privacy(database_url: str) -> None:
 
 
 async def test_decisions_of_three_routers_come_out_again_after_crashes(
-    rig: VerifyRig, nats_server: EmbeddedNats, database_url: str, monkeypatch: pytest.MonkeyPatch
+    rig: VerifyRig, nats_server: EmbeddedNats, record_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VERTUMNUS_DATABASE_URL", database_url)
+    monkeypatch.setenv("VERTUMNUS_DATABASE_URL", record_url)
     chance = random.Random(1)
     async with witness(nats_server) as seen:
         await eventually(lambda: all(each.ready() for each in rig.routers))
@@ -147,7 +145,7 @@ async def test_decisions_of_three_routers_come_out_again_after_crashes(
         while found["checked"].get("request-assigned", 0) < placed:  # type: ignore[attr-defined]
             await asyncio.sleep(0.2)
             found = await asyncio.to_thread(verified)
-    await check_privacy(database_url)
+    await check_privacy(record_url)
     checked = found["checked"]
     assert isinstance(checked, dict)
     assert found["skipped"] == []

@@ -2,18 +2,10 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from migrations.steps import upgrade
 from services.ledger.records import Arrival
 from shared.contracts.codec import encode
 from shared.contracts.envelope import Stored
 from tests.services.ledger.record_writer import RecordWriter
-
-
-@pytest.fixture
-def record_url(database_url: str) -> str:
-    """A migrated, empty database."""
-    upgrade(database_url)
-    return database_url
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import pytest
 
 from bench.ledger_publisher import pieces
 from bench.ledger_traffic import NODE, SENDERS, Told, Traffic
-from migrations.steps import upgrade
 from services.ledger.records import Arrival
 from shared.contracts.ids import Source
 from shared.contracts.subjects import Subjects
@@ -13,13 +12,6 @@ from shared.runtime.appending import Identity, Origin, Sealer
 from shared.runtime.clock import Ids
 from shared.runtime.memory import ManualClock
 from tests.services.ledger.record_writer import RecordWriter
-
-
-@pytest.fixture
-def record_url(database_url: str) -> str:
-    """A migrated, empty database."""
-    upgrade(database_url)
-    return database_url
 
 
 class Seals:

@@ -10,8 +10,6 @@ import asyncpg
 import pytest
 
 from bench.ledger_traffic import Traffic
-from cli.embedded.postgres import EmbeddedPostgres
-from migrations.steps import upgrade
 from services.ledger import bundles, database, logbook
 from services.ledger.audit import audit
 from services.ledger.bundles import BadBundle, BundleReader, BundleWriter, Frame, LogEnds, Row
@@ -26,14 +24,6 @@ from tests.services.ledger.record_writer import RecordWriter, tables
 from tests.services.ledger.test_audit import Sealed
 
 LOG_TABLES = ("logs", "checkpoints", "gaps", "decisions", "block_events", "repeats")
-
-
-@pytest.fixture
-def elsewhere(postgres_server: EmbeddedPostgres, database_url: str) -> str:
-    """Another migrated, empty database."""
-    url = postgres_server.create_database(f"{database_url.rpartition('/')[2]}_elsewhere")
-    upgrade(url)
-    return url
 
 
 async def bundle(url: str, **cut: int) -> bytes:
