@@ -6,7 +6,6 @@ worker, so that reservations, audits and explanations go on as they are.
 """
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.router import decider
@@ -31,15 +30,6 @@ class _Placed(NamedTuple):
 
     worker: WorkerId
     uncached_tokens: int
-    blocks: int
-
-
-@dataclass(slots=True)
-class _Sums:
-    """Over the outstanding assignments of one worker."""
-
-    uncached_tokens: int = 0
-    blocks: int = 0
 
 
 class Placing:
@@ -48,7 +38,7 @@ class Placing:
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
         self._placed: dict[RequestId, _Placed] = {}
-        self._sums: dict[WorkerId, _Sums] = {}
+        self._uncached_tokens: Counter[WorkerId] = Counter()
         self._waits = False
 
     def evolve(self, state: State, stored: Stored) -> None:
@@ -94,24 +84,23 @@ class Placing:
 
     def _view(self, state: State, candidate: Candidate, block_tokens: int) -> WorkerView:
         load = state.loads.of_worker.get(candidate.worker)
-        sums = self._sums.get(candidate.worker, _NOTHING)
+        running = load.running.values() if load else ()
         return WorkerView(
             worker=candidate.worker,
             degree=candidate.degree,
             cached_blocks=candidate.cached_tokens // block_tokens,
             queued_requests=load.queued if load else 0,
-            running_requests=len(load.running) if load else 0,
-            uncached_tokens=sums.uncached_tokens,
-            active_blocks=sums.blocks,
+            running_requests=len(running),
+            uncached_tokens=self._uncached_tokens[candidate.worker],
+            running_blocks=sum(-(-each.prompt_tokens // block_tokens) for each in running),
             capacity_blocks=_capacity_blocks(state, candidate.worker),
-            queue_us=candidate.queue_us,
         )
 
     def _settle(self, state: State, request: RequestId, stored: Stored) -> None:
         """Follow the router's fold: what it says of the request now, against what is counted for it."""
         before = self._placed.get(request)
         opened = state.loads.open.get(request)
-        now = _outstanding(state, opened) if opened else None
+        now = _outstanding(opened) if opened else None
         if before == now:
             return
         if before is not None:
@@ -126,22 +115,16 @@ class Placing:
             self._rule.placed(request, prompt, now.worker)
 
     def _count(self, placed: _Placed, sign: int) -> None:
-        sums = self._sums.setdefault(placed.worker, _Sums())
-        sums.uncached_tokens += sign * placed.uncached_tokens
-        sums.blocks += sign * placed.blocks
-        if sums == _NOTHING:
-            del self._sums[placed.worker]
+        self._uncached_tokens[placed.worker] += sign * placed.uncached_tokens
+        if not self._uncached_tokens[placed.worker]:
+            del self._uncached_tokens[placed.worker]
 
 
-_NOTHING = _Sums()
-
-
-def _outstanding(state: State, opened: OpenRequest) -> _Placed | None:
+def _outstanding(opened: OpenRequest) -> _Placed | None:
     assignment = opened.assignment
     if assignment is None or assignment.prefilled:
         return None
-    blocks = -(-assignment.prompt_tokens // _block_tokens(state, assignment.worker))
-    return _Placed(assignment.worker, assignment.uncached_tokens, blocks)
+    return _Placed(assignment.worker, assignment.uncached_tokens)
 
 
 def _block_tokens(state: State, worker: WorkerId) -> int:

@@ -14,18 +14,13 @@ class Prompt(NamedTuple):
     block_tokens: int
     now_ns: int
 
-    @property
-    def blocks(self) -> int:
-        """All blocks that the prompt fills, a last partial one included."""
-        return -(-self.tokens // self.block_tokens)
-
 
 class WorkerView(NamedTuple):
     """One worker that may take the prompt, as an observer with an exact index and no delay sees it.
 
     What is outstanding was placed here and has not had its first token. `cached_blocks` is the longest prefix of the prompt
-    that the worker holds; `active_blocks` are those of the outstanding prompts, each counted by itself; `queue_us` is our
-    prediction of the outstanding work, for the one rule that is told of work in time.
+    that the worker holds, `uncached_tokens` what the outstanding requests have to compute, and `running_blocks` the KV that
+    belongs to running ones; the rest of `capacity_blocks` is free or can be evicted.
     """
 
     worker: WorkerId
@@ -34,9 +29,8 @@ class WorkerView(NamedTuple):
     queued_requests: int
     running_requests: int
     uncached_tokens: int
-    active_blocks: int
+    running_blocks: int
     capacity_blocks: int
-    queue_us: int
 
     @property
     def outstanding_requests(self) -> int:

@@ -65,24 +65,18 @@ def test_what_is_outstanding_is_shown_until_the_first_token() -> None:
     router = Ruled(rule)
     router.ask("a", 1_050)
     assert rule.asked[0][0] == Prompt(1_050, arrival("a").chain, 100, NOW_NS)
-    assert rule.asked[0][0].blocks == 11
-    assert rule.seen[FIRST] == WorkerView(FIRST, 1, 0, 0, 0, 0, 0, 1_000, 0)
-    assert rule.seen[THIRD] == WorkerView(THIRD, 2, 0, 0, 0, 0, 0, 2_000, 0)
+    assert rule.seen[FIRST] == WorkerView(FIRST, 1, 0, 0, 0, 0, 0, 1_000)
+    assert rule.seen[THIRD] == WorkerView(THIRD, 2, 0, 0, 0, 0, 0, 2_000)
     router.ask("b", 500)
-    view = rule.seen[FIRST]
-    assert (view.queued_requests, view.running_requests, view.uncached_tokens, view.active_blocks) == (1, 0, 1_050, 11)
-    assert view.queue_us == 5_250_000
+    assert rule.seen[FIRST] == WorkerView(FIRST, 1, 0, 1, 0, 1_050, 0, 1_000)
     router.say(started("a", FIRST), chunk("a", FIRST, 1_000))
     router.ask("c", 450)
-    view = rule.seen[FIRST]
-    assert (view.queued_requests, view.running_requests, view.uncached_tokens, view.active_blocks) == (1, 1, 1_550, 16)
-    # "c" has 4 whole blocks, which "a" begins with and has stored.
-    assert view.cached_blocks == 4
+    # "c" has 4 whole blocks, which "a" begins with and has stored; "a" runs with 11 blocks, the last of them partial.
+    assert rule.seen[FIRST] == WorkerView(FIRST, 1, 4, 1, 1, 1_550, 11, 1_000)
     router.say(prefilled("a", FIRST, tokens=1_050))
     router.ask("d")
-    view = rule.seen[FIRST]
-    # Of 1,000 tokens one is always computed, so 9 blocks are of use; "b" has 5 blocks, "c" 4 of its own 450 tokens left.
-    assert (view.cached_blocks, view.uncached_tokens, view.active_blocks) == (9, 500 + 50, 5 + 5)
+    # Of 1,000 tokens one is always computed, so 9 blocks are of use. "c" has 50 tokens to compute.
+    assert rule.seen[FIRST] == WorkerView(FIRST, 1, 9, 2, 0, 500 + 50, 0, 1_000)
     assert rule.told == [
         ("placed", "a", FIRST),
         ("placed", "b", FIRST),
