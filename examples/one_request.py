@@ -142,7 +142,7 @@ async def main() -> None:
     await world.clock.advance(20)
     await control(controller.close_window(at_controller, world.clock.now_ns()))
     for each in at_router.pool.nodes[N0].workers:
-        print(f"    {each.id} holds {at_router.holders.matched_blocks(each.id, CHAIN)} blocks of the prompt")
+        print(f"    {each.id} holds {at_router.holders.matched(CHAIN).get(each.id, 0)} blocks of the prompt")
 
 
 if __name__ == "__main__":

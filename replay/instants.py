@@ -95,13 +95,13 @@ def state(models: ReadModels, place: Json) -> Json:
                 "degree": worker.degree,
                 "schedulable": pool.schedulable(worker),
                 "trust": holders.trust(worker.id),
-                "blocks": len(held.parents) if (held := holders.workers.get(worker.id)) else 0,
+                "blocks": holders.index.counts.get(worker.id, 0),
             }
             for worker in sorted(pool.workers.values(), key=lambda each: (each.node, each.group.first_rank))
         },
         "open_requests": len(holders.open),
         "requests": sorted(holders.open)[:OPEN_REQUESTS_MAX],
-        "blocks": len(holders.of_block),
+        "blocks": len(holders.index.index),
     }
 
 

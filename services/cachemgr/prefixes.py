@@ -55,7 +55,7 @@ def _prefix(state: State, node: Node, demand: Demand) -> Prefix:
         block=node.block.hex(),
         parent=node.parent.block.hex() if node.parent else None,
         depth=node.depth,
-        holders=sorted(state.holders.of_block.get(node.block, ())),
+        holders=sorted(state.holders.index.holders(node.block)),
         replicas={degree: count for degree, count in zip(DEGREES, node.replicas, strict=True) if count},
         access={degree: value for degree, value in zip(DEGREES, demand.access, strict=True) if value},
         missed_s={degree: value for degree, value in zip(DEGREES, demand.missed, strict=True) if value},

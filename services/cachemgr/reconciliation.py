@@ -53,9 +53,7 @@ def reconcile(plan: ReconfigurationPlanned, node: Node, holders: Holders) -> Pla
 def _certain(group: Group, node: Node, holders: Holders, cyclic: bool) -> Parents:
     """What the group's worker can surely use."""
     old = [worker for worker in node.workers if set(worker.group.ranks) & set(group.ranks)]
-    held: list[dict[BlockId, BlockId | None]] = [
-        dict(holders.workers[worker.id].parents) if holders.trust(worker.id) != "blind" else {} for worker in old
-    ]
+    held: list[dict[BlockId, BlockId | None]] = [dict(holders.index.held(worker.id)) for worker in old]
     if len(old) == 1 and old[0].group != group and cyclic:
         return {}
     if len(old) == 1:

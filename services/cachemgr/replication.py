@@ -68,7 +68,9 @@ def evolve(operations: Operations, stored: Stored, holders: Holders) -> None:
             operations.open.pop(data.operation, None)
         case BlocksStored() | CacheReported() as data:
             for each in operations.open.values():
-                there = each.asked.destination == data.worker and _holds(holders, data.worker, each.asked.z)
+                there = each.asked.destination == data.worker and holders.index.holds(
+                    data.worker, BlockId(each.asked.z)
+                )
                 if there and each.copied_ns is None:
                     each.copied_ns = stored.event.time_ns
         case _:
@@ -79,15 +81,15 @@ def request(operations: Operations, trie: Trie, holders: Holders, pool: Pool, wi
     """`replication-requested`, or [] if it is under way, done, or cannot be: the destination must be schedulable, and a
     source must hold z."""
     node, destination = trie.nodes.get(wish.z), pool.workers.get(wish.destination)
-    sources = tuple(source for source in wish.sources if _holds(holders, source, wish.z))
+    sources = tuple(source for source in wish.sources if holders.index.holds(source, wish.z))
     twin = any(
         each.asked.z == wish.z and each.asked.destination == wish.destination for each in operations.open.values()
     )
     if node is None or destination is None or not sources or twin or wish.operation in operations.open:
         return []
-    if not pool.schedulable(destination) or _holds(holders, wish.destination, wish.z):
+    if not pool.schedulable(destination) or holders.index.holds(wish.destination, wish.z):
         return []
-    first_depth = holders.matched_blocks(wish.destination, trie.path(node))
+    first_depth = holders.matched(trie.path(node)).get(wish.destination, 0)
     return [
         ReplicationRequested(
             operation=wish.operation,
@@ -143,8 +145,3 @@ def settle(operation: Operation, pool: Pool, now_ns: int) -> list[EventData]:
     else:
         return []
     return [ReplicationFailed(operation=asked.operation, z=asked.z, destination=asked.destination, reason=reason)]
-
-
-def _holds(holders: Holders, worker: WorkerId, block: bytes) -> bool:
-    held = holders.workers.get(worker)
-    return held is not None and held.trust != "blind" and block in held.parents

@@ -95,25 +95,28 @@ class Trie:
 
     # --- holders
 
-    def held(self, worker: WorkerId, block: BlockId, parent: BlockId | None) -> None:
-        """A worker of a known degree holds one block more."""
-        node = self.nodes.get(block) or self._plant(block, parent)
+    def held(self, worker: WorkerId, parent: BlockId | None, blocks: Sequence[BlockId]) -> None:
+        """A worker of a known degree holds more blocks, each the parent of the next."""
         index = INDEX[self.degrees[worker]]
-        if not any(node.replicas):
-            self._holderless.pop(block, None)
-        self._pairs += not node.replicas[index]
-        node.replicas[index] += 1
-        self.copies += 1
+        for block in blocks:
+            node = self.nodes.get(block) or self._plant(block, parent)
+            if not any(node.replicas):
+                self._holderless.pop(block, None)
+            self._pairs += not node.replicas[index]
+            node.replicas[index] += 1
+            parent = block
+        self.copies += len(blocks)
 
-    def dropped(self, worker: WorkerId, block: BlockId) -> None:
-        """A worker holds one block less. Call `trim` after the last one."""
-        node = self.nodes[block]
+    def dropped(self, worker: WorkerId, blocks: Sequence[BlockId]) -> None:
+        """A worker holds these blocks no longer. Call `trim` after the last ones."""
         index = INDEX[self.degrees[worker]]
-        node.replicas[index] -= 1
-        self._pairs -= not node.replicas[index]
-        self.copies -= 1
-        if not any(node.replicas):
-            self._holderless[block] = node
+        for block in blocks:
+            node = self.nodes[block]
+            node.replicas[index] -= 1
+            self._pairs -= not node.replicas[index]
+            if not any(node.replicas):
+                self._holderless[block] = node
+        self.copies -= len(blocks)
 
     def trim(self) -> None:
         """Forget the oldest nodes without holders beyond the bound. A child loses its last holder before its parent does, so
@@ -253,7 +256,7 @@ class Trie:
         """The tree is whole, counts agree with the holders, and every index has exactly what it should."""
         for block, node in self.nodes.items():
             copies = [0] * len(DEGREES)
-            for worker in holders.of_block.get(block, ()):
+            for worker in holders.index.holders(block):
                 copies[INDEX[self.degrees[worker]]] += 1
             assert node.replicas == copies, f"{block.hex()}: {node.replicas} replicas are counted, {copies} are held"
             assert (node.parent is None) == (node.depth == 0), f"{block.hex()}: its depth is {node.depth}"
@@ -267,8 +270,8 @@ class Trie:
         assert all(node.children == children[block] for block, node in self.nodes.items()), "children are miscounted"
         for index in (self._hot, self._holderless, self._recent):
             assert all(self.nodes.get(block) is node for block, node in index.items()), "a forgotten node is indexed"
-        assert holders.of_block.keys() <= self.nodes.keys(), "a held block has no node"
-        assert self.copies == sum(map(len, holders.of_block.values())), "copies are miscounted"
+        assert holders.index.index.keys() <= self.nodes.keys(), "a held block has no node"
+        assert self.copies == sum(holders.index.counts.values()), "copies are miscounted"
         assert self._pairs == sum(map(bool, (r for node in self.nodes.values() for r in node.replicas))), "pairs"
         assert len(self._holderless) <= HOLDERLESS_MAX, "too many nodes without holders are kept"
 

@@ -139,12 +139,10 @@ async def _caches(connection: Any, models: ReadModels) -> None:
         rows.setdefault(WorkerId(row["worker"]), []).append((row["run"], run))
     for row in await connection.fetch("SELECT * FROM caches ORDER BY worker"):
         worker = WorkerId(row["worker"])
-        held = models.holders.workers[worker] = Held(row["incarnation"], row["trust"], row["number"])
+        models.holders.workers[worker] = Held(row["incarnation"], row["trust"], row["number"])
         models.runs[worker] = restore(row["next_run"], rows.get(worker, []))
         for _, run in rows.get(worker, []):
-            for block, parent in zip(run.blocks, [run.parent, *run.blocks], strict=False):
-                held.parents[block] = parent
-                models.holders.of_block.setdefault(block, set()).add(worker)
+            models.holders.index.add(worker, run.parent, run.blocks)
         if row["report_seq"] is not None:
             models.reports[worker] = Place(row["report_log"], row["report_seq"])
     await _reports(connection, models)

@@ -4,6 +4,7 @@ Nodes, holders and parameters are the folds that every service shares (`shared.m
 believe. `tables.py` writes the changes; `loading.py` brings a state back out of the tables.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,12 +80,14 @@ class BlockChanges:
         self.gone: dict[WorkerId, set[BlockId]] = {}
         self.new: dict[WorkerId, dict[BlockId, BlockId | None]] = {}
 
-    def held(self, worker: WorkerId, block: BlockId, parent: BlockId | None) -> None:
-        self.new.setdefault(worker, {})[block] = parent
+    def held(self, worker: WorkerId, parent: BlockId | None, blocks: Sequence[BlockId]) -> None:
+        self.new.setdefault(worker, {}).update(zip(blocks, [parent, *blocks], strict=False))
 
-    def dropped(self, worker: WorkerId, block: BlockId) -> None:
-        self.gone.setdefault(worker, set()).add(block)
-        self.new.get(worker, {}).pop(block, None)
+    def dropped(self, worker: WorkerId, blocks: Sequence[BlockId]) -> None:
+        self.gone.setdefault(worker, set()).update(blocks)
+        new = self.new.get(worker, {})
+        for block in blocks:
+            new.pop(block, None)
 
 
 @dataclass(slots=True)
@@ -116,8 +119,8 @@ class ReadModels:
         """The parts agree with each other."""
         self.holders.check()
         assert self.runs.keys() <= self.holders.workers.keys(), "runs of a worker that does not exist"
-        for worker, held in self.holders.workers.items():
-            self.runs.get(worker, WorkerRuns()).check(held.parents)
+        for worker in self.holders.workers:
+            self.runs.get(worker, WorkerRuns()).check(dict(self.holders.index.held(worker)))
 
 
 def evolve(models: ReadModels, log: str, place: Place, record: Record) -> None:

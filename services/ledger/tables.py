@@ -195,7 +195,7 @@ def _cache_row(models: ReadModels, worker: WorkerId) -> Row:
         "incarnation": held.incarnation,
         "number": held.number,
         "trust": held.trust,
-        "blocks": len(held.parents),
+        "blocks": models.holders.index.counts.get(worker, 0),
         "next_run": models.runs[worker].next_run if worker in models.runs else 1,
         "report_log": report.log if report else None,
         "report_seq": report.seq if report else None,

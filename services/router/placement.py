@@ -101,12 +101,13 @@ def eligible(
     fresh = [each for each in able if each[0].id not in question.refused_by]
     if fresh:
         excluded.update((worker.id, "refused") for worker, _ in able if worker.id in question.refused_by)
-    holding = holders.of_block.get(question.chain[0], ()) if question.chain else ()
+    matched = holders.matched(question.chain)
+    block_tokens = spec.block_tokens if spec else 0
     return [
         Candidate(
             worker.id,
             worker.degree,
-            _cached_tokens(holders, worker.id, spec, question) if spec and worker.id in holding else 0,
+            reusable_tokens(matched.get(worker.id, 0), block_tokens, question.prompt_tokens) if matched else 0,
             queue_us,
             holders.trust(worker.id),
         )
@@ -194,11 +195,6 @@ def _serves_the_same(one: NodeRegistered, other: NodeRegistered) -> bool:
         (one.model, one.model_revision, one.tokenizer_revision, one.block_tokens)
         == (other.model, other.model_revision, other.tokenizer_revision, other.block_tokens)
     )
-
-
-def _cached_tokens(holders: Holders, worker: WorkerId, spec: NodeRegistered, question: Question) -> int:
-    """P at one worker: whole blocks, and at least one token is always computed."""
-    return reusable_tokens(holders.matched_blocks(worker, question.chain), spec.block_tokens, question.prompt_tokens)
 
 
 def _reported(prices: list[_Price], runners_up: int) -> list[_Price]:

@@ -1,9 +1,10 @@
 """Which worker holds which block, as far as its events can be believed.
 
-A worker's own index is the authority; this is its projection. Holders are prefix-closed, so presence along a prompt's chain
-is monotone and the longest match is found by bisection. Each worker's cache events are numbered without gaps per incarnation:
+A worker's own index is the authority; this is its projection, kept as a tree of runs (`prefix_index.py`), out of which one
+call gives the longest match of a prompt at every worker. Each worker's cache events are numbered without gaps per incarnation:
 after a gap nothing that was known before it is credited (`degraded`), an incarnation that was not registered gets no credit at
-all (`blind`), until a full report is folded. Nor does a worker whose beginning the log has dropped (`Stored.kept`).
+all (`blind`), until a full report is folded. Nor does a worker whose beginning the log has dropped (`Stored.kept`). What a
+blind worker says it has stored is not even kept, as the report will say it again.
 """
 
 from collections import OrderedDict
@@ -30,6 +31,7 @@ from shared.contracts.events import (
 )
 from shared.contracts.ids import BlockId, NodeId, RequestId, Source, WorkerId, node_of, unpack_block_ids
 from shared.model.lost_routers import LostRouters
+from shared.model.prefix_index import PrefixIndex
 
 ENDED_CHAINS_MAX = 10_000
 """Chains of ended requests that are kept, because an agent's `blocks-stored` may be folded after the request's end."""
@@ -43,21 +45,20 @@ Chain = tuple[BlockId, ...]
 class Watcher(Protocol):
     """Told of each change as it is folded, so that an index on top of `Holders` need not look for differences."""
 
-    def held(self, worker: WorkerId, block: BlockId, parent: BlockId | None) -> None:
-        """The worker did not hold the block and does now; its parent was reported before."""
+    def held(self, worker: WorkerId, parent: BlockId | None, blocks: Sequence[BlockId]) -> None:
+        """The worker did not hold the blocks, each the parent of the next, and does now; `parent` was told before."""
 
-    def dropped(self, worker: WorkerId, block: BlockId) -> None:
-        """The worker no longer holds the block. Children are told before their parents."""
+    def dropped(self, worker: WorkerId, blocks: Sequence[BlockId]) -> None:
+        """The worker no longer holds the blocks. Children are told before their parents."""
 
 
 @dataclass(slots=True)
 class Held:
-    """What is known of one worker: its blocks with their parents, and how far to believe it."""
+    """How far to believe what is known of one worker."""
 
     incarnation: int
     trust: Trust = "exact"
     number: int = 0
-    parents: dict[BlockId, BlockId | None] = field(default_factory=dict)
     report: list[BlockRun] = field(default_factory=list)
     report_parts: int = 0
 
@@ -67,7 +68,7 @@ class Holders:
     """State of the fold; `evolve` is its only writer. `ended` holds the blocks of each kept chain, `ended_blocks` their sum."""
 
     workers: dict[WorkerId, Held] = field(default_factory=dict)
-    of_block: dict[BlockId, set[WorkerId]] = field(default_factory=dict)
+    index: PrefixIndex[WorkerId] = field(default_factory=PrefixIndex)
     chains: dict[RequestId, Chain] = field(default_factory=dict)
     open: dict[RequestId, Source] = field(default_factory=dict)
     ended: OrderedDict[RequestId, int] = field(default_factory=OrderedDict)
@@ -77,19 +78,9 @@ class Holders:
     lost_routers: LostRouters = field(default_factory=LostRouters)
     watcher: Watcher | None = None
 
-    def matched_blocks(self, worker: WorkerId, chain: Sequence[BlockId]) -> int:
-        """How many leading blocks of `chain` the worker is known to hold: O(log blocks)."""
-        held = self.workers.get(worker)
-        if held is None or held.trust == "blind":
-            return 0
-        low, high = 0, len(chain)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if chain[middle - 1] in held.parents:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+    def matched(self, chain: Sequence[BlockId]) -> dict[WorkerId, int]:
+        """How many leading blocks of `chain` each worker is known to hold, for those that hold any: a few microseconds."""
+        return self.index.matched(chain)
 
     def trust(self, worker: WorkerId) -> Trust:
         """`blind` for a worker nothing is known of."""
@@ -97,14 +88,10 @@ class Holders:
         return held.trust if held else "blind"
 
     def check(self) -> None:
-        """Holders are prefix-closed, and both directions of the index agree."""
-        for worker, held in self.workers.items():
-            for block, parent in held.parents.items():
-                assert worker in self.of_block[block], f"{worker} holds {block.hex()} but is not its holder"
-                assert parent is None or parent in held.parents, f"{worker} holds {block.hex()} without its parent"
-        for block, holders in self.of_block.items():
-            assert holders, f"{block.hex()} is kept without a holder"
-            assert all(block in self.workers[worker].parents for worker in holders)
+        """The index is sound, and says nothing of workers that are blind or do not exist."""
+        self.index.check()
+        credited = {worker for worker, held in self.workers.items() if held.trust != "blind"}
+        assert self.index.counts.keys() <= credited, "a worker of which nothing is known holds blocks"
         assert self.ended_blocks == sum(self.ended.values()), "the blocks of ended requests are miscounted"
 
 
@@ -140,7 +127,7 @@ def evolve(holders: Holders, stored: Stored) -> None:
                 _store(holders, data, held)
         case BlocksEvicted() as data:
             if held := _in_order(holders, data.worker, data.incarnation, data.number):
-                _remove(holders, data.worker, held, unpack_block_ids(data.block_ids))
+                _dropped(holders, data.worker, holders.index.remove(data.worker, unpack_block_ids(data.block_ids)))
         case CacheReported() as data:
             _report(holders, data)
         case NodeRegistered() as data:
@@ -150,7 +137,7 @@ def evolve(holders: Holders, stored: Stored) -> None:
                 holders.workers[worker] = Held(data.incarnation, _at_first(stored))
         case NodeLost() | NodeDeclaredLost() as data if data.incarnation >= holders.incarnations.get(data.node, 0):
             for worker in [each for each in holders.workers if node_of(each) == data.node]:
-                _clear(holders, worker, holders.workers[worker])
+                _clear(holders, worker)
         case PlacementReconciled() as data:
             holders.reconciled[data.node, data.epoch] = data
         case EpochCommitted() as data:
@@ -179,10 +166,10 @@ def _in_order(holders: Holders, worker: WorkerId, incarnation: int, number: int)
     if held is None or incarnation < held.incarnation:
         return None
     if incarnation > held.incarnation:
-        _clear(holders, worker, held)
+        _clear(holders, worker)
         held.incarnation, held.trust = incarnation, "blind"
     elif number != held.number + 1:
-        _clear(holders, worker, held)
+        _clear(holders, worker)
         held.trust = "degraded" if held.trust != "blind" else "blind"
     held.number = number
     return held
@@ -194,7 +181,7 @@ def _store(holders: Holders, data: BlocksStored, held: Held) -> None:
         return
     chain = holders.chains.get(data.request) if data.request else None
     if chain is None or len(chain) < data.first_depth + data.blocks:
-        _clear(holders, data.worker, held)
+        _clear(holders, data.worker)
         held.trust = "degraded" if held.trust != "blind" else "blind"
         return
     parent = chain[data.first_depth - 1] if data.first_depth else None
@@ -212,7 +199,7 @@ def _report(holders: Holders, data: CacheReported) -> None:
     held.report_parts = data.part
     held.report.extend(data.runs)
     if data.part == data.parts:
-        _clear(holders, data.worker, held)
+        _clear(holders, data.worker)
         held.incarnation, held.number, held.trust = data.incarnation, data.number, "exact"
         _add_runs(holders, data.worker, held, held.report)
         held.report, held.report_parts = [], 0
@@ -242,41 +229,23 @@ def _add_runs(holders: Holders, worker: WorkerId, held: Held, runs: Iterable[Blo
 
 
 def _add(holders: Holders, worker: WorkerId, held: Held, parent: BlockId | None, blocks: Sequence[BlockId]) -> None:
-    """Blocks below a parent that is not known here are not credited: a prefix with a hole is no prefix."""
-    if parent is not None and parent not in held.parents:
+    if held.trust == "blind":
         return
-    for block in blocks:
-        if block not in held.parents:
-            held.parents[block] = parent
-            holders.of_block.setdefault(block, set()).add(worker)
-            if holders.watcher is not None:
-                holders.watcher.held(worker, block, parent)
-        parent = block
+    new = holders.index.add(worker, parent, blocks)
+    if new and holders.watcher is not None:
+        above = parent if new[0] == blocks[0] else blocks[blocks.index(new[0]) - 1]
+        holders.watcher.held(worker, above, new)
 
 
-def _remove(holders: Holders, worker: WorkerId, held: Held, blocks: Iterable[BlockId]) -> None:
-    for block in blocks:
-        if held.parents.pop(block, _ABSENT) is not _ABSENT:
-            _drop_holder(holders, worker, block)
-
-
-def _clear(holders: Holders, worker: WorkerId, held: Held) -> None:
-    for block in reversed(held.parents):
-        _drop_holder(holders, worker, block)
-    held.parents.clear()
+def _clear(holders: Holders, worker: WorkerId) -> None:
+    _dropped(holders, worker, holders.index.clear(worker))
 
 
 def _forget(holders: Holders, worker: WorkerId) -> None:
-    _clear(holders, worker, holders.workers.pop(worker))
+    del holders.workers[worker]
+    _clear(holders, worker)
 
 
-def _drop_holder(holders: Holders, worker: WorkerId, block: BlockId) -> None:
-    others = holders.of_block[block]
-    others.discard(worker)
-    if not others:
-        del holders.of_block[block]
-    if holders.watcher is not None:
-        holders.watcher.dropped(worker, block)
-
-
-_ABSENT = BlockId(b"absent")
+def _dropped(holders: Holders, worker: WorkerId, blocks: Sequence[BlockId]) -> None:
+    if blocks and holders.watcher is not None:
+        holders.watcher.dropped(worker, blocks)

@@ -1,5 +1,6 @@
 """Which worker holds which block: told by hand, and against a model of agents that tell the truth."""
 
+from collections.abc import Sequence
 from functools import partial
 from hashlib import blake2b
 
@@ -87,7 +88,7 @@ class HoldersStory(Story):
         self.holders.check()
 
     def matched(self, names: str, worker: WorkerId = W0) -> int:
-        return self.holders.matched_blocks(worker, path(names))
+        return self.holders.matched(path(names)).get(worker, 0)
 
 
 def report(
@@ -110,7 +111,7 @@ def test_a_prefill_stores_a_depth_range_of_its_requests_chain(story: HoldersStor
     story.prefills("q1", 2, 3, 1)
     assert story.matched("abcd") == 4
     assert story.matched("abcd", W4) == 0
-    assert story.holders.of_block[path("a")[0]] == {W0}
+    assert story.holders.index.holders(path("a")[0]) == [W0]
 
 
 def test_a_chain_outlives_its_request_for_a_while(story: HoldersStory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,12 +160,12 @@ def test_evictions_shorten_the_match(story: HoldersStory) -> None:
     assert (story.matched("abcd"), story.matched("abxy")) == (4, 2)
     story.evicts(3, "abcd", keep=0)
     assert story.matched("abcd") == 0
-    assert story.holders.of_block == {}
+    assert not story.holders.index.index
 
 
 def test_a_prefix_with_a_hole_is_no_prefix(story: HoldersStory) -> None:
     story.stores(1, run("abcd", below=2))
-    assert story.holders.workers[W0].parents == {}
+    assert not story.holders.index.counts
 
 
 def test_after_a_gap_only_what_is_confirmed_counts_until_a_report(story: HoldersStory) -> None:
@@ -181,7 +182,7 @@ def test_an_incarnation_that_was_not_registered_is_blind_until_a_report(story: H
     story.stores(1, run("abcd"))
     story.stores(1, run("xy"), incarnation=2)
     assert (story.holders.trust(W0), story.matched("abcd"), story.matched("xy")) == ("blind", 0, 0)
-    assert set(story.holders.workers[W0].parents) == set(path("xy")), "what the one before held is gone with it"
+    assert not story.holders.index.counts, "what the one before held is gone with it"
     story.stores(3, run("z"), incarnation=2)
     assert story.holders.trust(W0) == "blind", "a gap does not raise trust"
     story.reports(3, [run("xy")], incarnation=2)
@@ -254,13 +255,15 @@ class Watching:
     def __init__(self) -> None:
         self.pairs: set[tuple[WorkerId, BlockId]] = set()
 
-    def held(self, worker: WorkerId, block: BlockId, parent: BlockId | None) -> None:
-        assert (worker, block) not in self.pairs
-        assert parent is None or (worker, parent) in self.pairs
-        self.pairs.add((worker, block))
+    def held(self, worker: WorkerId, parent: BlockId | None, blocks: Sequence[BlockId]) -> None:
+        for block in blocks:
+            assert (worker, block) not in self.pairs
+            assert parent is None or (worker, parent) in self.pairs
+            self.pairs.add((worker, block))
+            parent = block
 
-    def dropped(self, worker: WorkerId, block: BlockId) -> None:
-        self.pairs.remove((worker, block))
+    def dropped(self, worker: WorkerId, blocks: Sequence[BlockId]) -> None:
+        self.pairs -= {(worker, block) for block in blocks}
 
 
 NAMES = st.text("ab", min_size=1, max_size=6)
@@ -325,7 +328,8 @@ class TruthfulAgents(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         self.story.holders.check()
-        held = {(worker, block) for worker, each in self.story.holders.workers.items() for block in each.parents}
+        index = self.story.holders.index
+        held = {(worker, block) for worker in self.story.holders.workers for block, _ in index.held(worker)}
         assert held == self.watching.pairs
         for worker, truth in self.truth.items():
             true = {path(each)[-1] for each in truth}
@@ -339,13 +343,13 @@ class TruthfulAgents(RuleBasedStateMachine):
                 assert known == true, "exact means exact"
 
     @invariant()
-    def matches_by_bisection_are_matches_by_search(self) -> None:
+    def matches_along_runs_are_matches_by_search(self) -> None:
         for worker in self.truth:
             for names in ("aaaaaa", "abab", "bbba", "babbab"):
                 chain = path(names)
-                held = self.story.holders.workers[worker].parents
+                held = {block for block, _ in self.story.holders.index.held(worker)}
                 plain = next((depth for depth, block in enumerate(chain) if block not in held), len(chain))
-                assert self.story.holders.matched_blocks(worker, chain) == plain
+                assert self.story.holders.matched(chain).get(worker, 0) == plain
 
 
 TruthfulAgents.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -157,7 +157,7 @@ def planned(node: str, old: Composition, new: Composition) -> ReconfigurationPla
 
 
 def usable(story: CacheStory, names: str, worker: str) -> int:
-    return story.state.holders.matched_blocks(WorkerId(worker), chain(names))
+    return story.state.holders.matched(chain(names)).get(WorkerId(worker), 0)
 
 
 def switched(story: CacheStory, node: str, old: Composition, new: Composition) -> None:

@@ -1,6 +1,7 @@
 """The trie against a brute-force one that keeps every pair and decays all of them at every scan."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import settings
@@ -10,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from services.cachemgr import trie as trie_module
 from services.cachemgr.trie import COLD, Trie
 from shared.contracts.ids import BlockId, WorkerId
-from shared.model.holders import Held, Holders, _add, _clear, _remove
+from shared.model.holders import Held, Holders, _add, _clear, _dropped
 from shared.model.lattice import DEGREES
 from shared.model.parameters import Parameters, changed
 
@@ -19,6 +20,10 @@ PATHS = [
     tuple(BlockId(f"{path[: i + 1]:>16}".encode()) for i in range(len(path))) for path in ("abcd", "abxy", "pq", "r")
 ]
 workers, paths, depths = st.sampled_from(list(WORKERS)), st.sampled_from(PATHS), st.integers(1, 4)
+
+
+def remove(holders: Holders, worker: WorkerId, blocks: Sequence[BlockId]) -> None:
+    _dropped(holders, worker, holders.index.remove(worker, blocks))
 
 
 class TrieAgainstBruteForce(RuleBasedStateMachine):
@@ -37,19 +42,17 @@ class TrieAgainstBruteForce(RuleBasedStateMachine):
     @rule(worker=workers, path=paths, depth=depths)
     def store(self, worker, path, depth) -> None:
         _add(self.holders, worker, self.holders.workers[worker], None, path[:depth])
-        self.known |= self.holders.of_block.keys()
+        self.known |= self.holders.index.index.keys()
 
     @rule(worker=workers, path=paths, depth=depths)
     def evict(self, worker, path, depth) -> None:
-        held = self.holders.workers[worker].parents
         below = [block for each in PATHS if each[:depth] == path[:depth] for block in each[depth - 1 :]]
-        leaf_first = [block for block in dict.fromkeys(reversed(below)) if block in held]
-        _remove(self.holders, worker, self.holders.workers[worker], sorted(leaf_first, key=lambda b: -len(b.strip())))
+        remove(self.holders, worker, sorted(dict.fromkeys(below), key=lambda block: -len(block.strip())))
         self.trie.trim()
 
     @rule(worker=workers)
     def lose(self, worker) -> None:
-        _clear(self.holders, worker, self.holders.workers[worker])
+        _clear(self.holders, worker)
         self.trie.trim()
 
     @rule(path=paths, depth=depths, degree=st.sampled_from(DEGREES))
@@ -101,7 +104,7 @@ class TrieAgainstBruteForce(RuleBasedStateMachine):
         inter, intra, reclaim = set(), set(), 0
         for block in self.known:
             for degree in DEGREES:
-                r = sum(WORKERS[worker] == degree for worker in self.holders.of_block.get(block, ()))
+                r = sum(WORKERS[worker] == degree for worker in self.holders.index.holders(block))
                 access, missed = self.access[block, degree], self.missed[block, degree]
                 if r == 0 and missed > self.parameters.theta_inter:
                     inter.add((block, degree))
@@ -126,7 +129,7 @@ class TrieAgainstBruteForce(RuleBasedStateMachine):
         for path in PATHS:
             for degree in (None, *DEGREES):
                 held = [
-                    any(degree in (None, WORKERS[worker]) for worker in self.holders.of_block.get(block, ()))
+                    any(degree in (None, WORKERS[worker]) for worker in self.holders.index.holders(block))
                     for block in path
                 ]
                 expected = next((i for i, there in enumerate(held) if not there), len(path))
@@ -154,12 +157,12 @@ def test_nodes_without_holders_are_bounded_and_go_oldest_first_with_all_below(mo
     worker = next(iter(WORKERS))
     for path in PATHS:
         _add(holders, worker, holders.workers[worker], None, path)
-    _remove(holders, worker, holders.workers[worker], [*reversed(PATHS[1][2:]), *reversed(PATHS[0][2:])])
+    remove(holders, worker, [*reversed(PATHS[1][2:]), *reversed(PATHS[0][2:])])
     assert len(trie.nodes) == 9
     trie.trim()
     assert PATHS[1][3] not in trie.nodes, "the oldest"
     assert {PATHS[0][2], PATHS[0][3], PATHS[1][2]} <= trie.nodes.keys()
-    _clear(holders, worker, holders.workers[worker])
+    _clear(holders, worker)
     trie.trim()
     trie.check(holders)
     assert len(trie.nodes) <= 3

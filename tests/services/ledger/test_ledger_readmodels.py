@@ -142,10 +142,10 @@ def told_by(models: ReadModels) -> dict[str, object]:
     return {
         "pool": models.pool,
         "held": {
-            worker: (h.incarnation, h.number, h.trust, h.parents, h.report, h.report_parts)
+            worker: (h.incarnation, h.number, h.trust, dict(holders.index.held(worker)), h.report, h.report_parts)
             for worker, h in holders.workers.items()
         },
-        "of_block": holders.of_block,
+        "blocks": holders.index.index.keys(),
         "chains": holders.chains,
         "open": list(holders.open.items()),
         "ended": list(holders.ended.items()),

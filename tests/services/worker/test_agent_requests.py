@@ -462,7 +462,7 @@ def holdings(world: World) -> dict[str, set[bytes]]:
         holders_model.evolve(holders, stored)
     holders.check()
     assert all(held.trust == "exact" for held in holders.workers.values())
-    return {each: set(held.parents) for each, held in holders.workers.items()}
+    return {each: {block for block, _ in holders.index.held(each)} for each in holders.workers}
 
 
 async def test_a_prompt_that_no_eviction_makes_room_for_is_given_back() -> None:
