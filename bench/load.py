@@ -2,8 +2,8 @@
 
     python -m bench.load --url http://127.0.0.1:8000 --rates 1,2,4,8 --seconds 60 --slo-ms 2000
 
-Every step sends a made-up trace of the same shape with the step's rate and seed (`cli.trace.generating`), open loop, and
-waits until all is answered. The steps end with the first that attains less than half. The carried rate is the highest
+Every step sends a made-up trace of the same shape with the step's rate and seed (`simulation.workloads.generating`), open
+loop, and waits until all is answered. The steps end with the first that attains less than half. The carried rate is the highest
 that attains at least `CARRIED` of its tokens.
 """
 
@@ -19,12 +19,12 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from cli.trace.generating import SHAPES, Phase, generated
 from cli.trace.measuring import LinearObjective, Report
-from cli.trace.rows import Row
 from cli.trace.sending import NoServer, Target, first_model, send
-from cli.trace.shaping import capped, shrunk
 from shared.runtime.clock import SystemClock
+from simulation.workloads.generating import SHAPES, Phase, generated
+from simulation.workloads.rows import Row
+from simulation.workloads.shaping import capped, shrunk
 
 CARRIED = 0.9
 TOO_MUCH = 0.5

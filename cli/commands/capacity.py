@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from cli.profiling.capacity import CapacityEvidence, Order
-    from cli.trace.rows import Row
+    from simulation.workloads.rows import Row
 
 WINDOWS = {"torch": 3, "modelled": 20}
 """Real time is dear; virtual time is not, and chance has less say in more requests."""
@@ -81,9 +81,9 @@ def capacity(
 def _rows(trace: Path | None, shape: str, shrink: float, seed: int) -> "list[Row]":
     """Errors: ValueError names the option; BadRow; OSError."""
     from cli.profiling.load import ROWS_MAX
-    from cli.trace.generating import SHAPES, Phase, generated
-    from cli.trace.rows import read
-    from cli.trace.shaping import shrunk
+    from simulation.workloads.generating import SHAPES, Phase, generated
+    from simulation.workloads.rows import read
+    from simulation.workloads.shaping import shrunk
 
     if shape not in SHAPES:
         raise ValueError(f"--shape {shape}: must be one of {', '.join(SHAPES)}")

@@ -15,10 +15,18 @@ from rich.markup import escape
 
 from cli.files import whole
 from cli.terminal import output, reason
-from cli.trace import shaping
-from cli.trace.generating import SHAPES, Phase, generated
 from cli.trace.measuring import OK, LinearObjective, Outcome, Report, report
-from cli.trace.rows import BLOCK_TOKENS, BLOCK_TOKENS_MIN, OUTPUT_TOKENS_MAX, PROMPT_TOKENS_MAX, Row, read, write
+from simulation.workloads import shaping
+from simulation.workloads.generating import SHAPES, Phase, generated
+from simulation.workloads.rows import (
+    BLOCK_TOKENS,
+    BLOCK_TOKENS_MIN,
+    OUTPUT_TOKENS_MAX,
+    PROMPT_TOKENS_MAX,
+    Row,
+    read,
+    write,
+)
 
 if TYPE_CHECKING:
     from cli.trace.sending import Target
@@ -70,7 +78,7 @@ class Shaping(NamedTuple):
 
     def apply(self, source: Callable[[], Iterator[Row]]) -> tuple[int, Iterator[Row]]:
         """How many rows, and the rows. Reads the source twice, so a bad row is refused before the first is used."""
-        from cli.trace.statistics import statistics
+        from simulation.workloads.statistics import statistics
 
         found = statistics(self._slice(source()))
         jitter_ms = found.arrival_grid_ms if self.jitter_ms is None else self.jitter_ms
@@ -86,7 +94,7 @@ class Shaping(NamedTuple):
 def inspect(file: File, block_tokens: BlockTokens = BLOCK_TOKENS, json: Json = False) -> None:
     """Lengths, long share, ideal hit rate and burstiness of a trace."""
     from cli.trace.picture import statistics_picture
-    from cli.trace.statistics import statistics
+    from simulation.workloads.statistics import statistics
 
     with _refusals():
         found = statistics(read(file, block_tokens))

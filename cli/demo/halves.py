@@ -9,11 +9,11 @@ from typing import NamedTuple
 import orjson
 
 from cli.embedded.environment import TORCH_BLOCK_TOKENS, SystemChoices
-from cli.trace.generating import SHAPES, Phase, generated
-from cli.trace.rows import BLOCK_TOKENS, Row, read
-from cli.trace.shaping import at_speed, capped, jittered, shrunk
-from cli.trace.statistics import statistics
 from shared.model.cost import Coefficients, load_coefficients
+from simulation.workloads.generating import SHAPES, Phase, generated
+from simulation.workloads.rows import BLOCK_TOKENS, Row, read
+from simulation.workloads.shaping import at_speed, capped, jittered, shrunk
+from simulation.workloads.statistics import statistics
 
 SEED = 1
 TRACE_ROWS = 4_000

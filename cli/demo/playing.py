@@ -11,7 +11,7 @@ from cli.demo.showing import requests_bar, tokens_bar
 from cli.demo.stage import Stage
 from cli.embedded.data_dir import DataDir
 from cli.trace.measuring import Outcome
-from cli.trace.rows import Row
+from simulation.workloads.rows import Row
 
 
 def play(half: Half, trace: Path | None, home: DataDir, console: Console, interrupted: threading.Event) -> Ran:

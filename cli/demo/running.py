@@ -13,11 +13,11 @@ from cli.demo.halves import Half
 from cli.embedded.data_dir import RunningSystem
 from cli.trace.measuring import OK, Outcome, Report
 from cli.trace.prompts import prompt_tokens
-from cli.trace.rows import Row
 from cli.trace.sending import Target, first_model, send
 from services.ledger.audit import Audit, audit
 from shared.contracts.events.requests import RequestCompleted
 from shared.runtime.clock import SystemClock
+from simulation.workloads.rows import Row
 
 SETTLE_S = 30.0
 """The ledger is at most this far behind when the last answer has come."""

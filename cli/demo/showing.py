@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cli.demo.running import Verdict
 from cli.trace.measuring import OK, Outcome
-from cli.trace.rows import Row
+from simulation.workloads.rows import Row
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from cli.profiling.load import Request, Shape, requests_for, shapes
 from cli.profiling.node import Node, machine, run_on_node
 from cli.profiling.prefills import Prefills
 from cli.profiling.ramp import Goal, Ramp, Trial, ramp
-from cli.trace.rows import Row
 from services.worker.settings import WorkerSettings
 from shared.runtime.clock import SystemClock
+from simulation.workloads.rows import Row
 
 CAPACITY_VERSION = 1
 

@@ -5,8 +5,8 @@ from itertools import accumulate, cycle, islice
 from random import Random
 from typing import NamedTuple
 
-from cli.trace.rows import Row
 from shared.model.cost import US_PER_S, Coefficients
+from simulation.workloads.rows import Row
 
 ROWS_MAX = 4_000
 """Rows of a trace that are looked at; a ramp asks for a few hundred requests."""

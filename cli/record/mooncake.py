@@ -5,9 +5,9 @@ from contextlib import aclosing
 from hashlib import blake2b
 from typing import BinaryIO, NamedTuple
 
-from cli.trace.rows import Row, write
 from services.ledger.arrivals import Arrived, Range, arrivals, block_sizes
 from shared.contracts.ids import BLOCK_ID_BYTES
+from simulation.workloads.rows import Row, write
 
 
 class NoTrace(ValueError):

@@ -1,5 +1,1 @@
-"""Traces: what was asked of a serving system, when, and which prompts began alike.
-
-The form is Mooncake's (https://github.com/kvcache-ai/Mooncake, FAST '25): one JSON object a line, no text. Everything here
-but `sending` is pure: rows in, rows out, one at a time, so a trace of any length is read in constant memory.
-"""
+"""Traces (`simulation.workloads`) for people and for servers: pictures of them, prompts out of them, and sending them."""

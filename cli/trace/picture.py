@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.trace.measuring import Report, Times
-from cli.trace.statistics import COUNT_S, LONG_TOKENS, Lengths, Statistics
+from simulation.workloads.statistics import COUNT_S, LONG_TOKENS, Lengths, Statistics
 
 BAR_WIDTH = 20
 SPARK_WIDTH = 72

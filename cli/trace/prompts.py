@@ -7,7 +7,7 @@ machine, so two clients that send parts of one trace hit each other's prefixes.
 import numpy as np
 import numpy.typing as npt
 
-from cli.trace.rows import Row
+from simulation.workloads.rows import Row
 
 TOKEN_FIRST, TOKEN_END = 256, 32_000
 """Ids every current model has as ordinary tokens: below lie control and byte tokens, above is beyond small vocabularies."""

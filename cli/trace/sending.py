@@ -12,9 +12,9 @@ import httpx
 import orjson
 
 from cli.trace.measuring import OK, Objective, Outcome, Report, report
-from cli.trace.rows import Row
 from cli.trace.wire import BadStream, TokenStream, chat_body, completion_body
 from shared.runtime.clock import Clock
+from simulation.workloads.rows import Row
 
 CONNECT_S = 10.0
 KEPT_S = 2.0

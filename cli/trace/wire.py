@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 
 from cli.trace.prompts import prompt_text, prompt_tokens
-from cli.trace.rows import Row
+from simulation.workloads.rows import Row
 
 LINE_BYTES_MAX = 1024 * 1024
 """One event of a stream; nothing sane is longer."""

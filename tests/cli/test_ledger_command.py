@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.trace.rows import read
 from shared.contracts.events import RequestCompleted, RequestReceived
+from simulation.workloads.rows import read
 from tests.replay.conftest import arrivals
 from tests.replay.lagging_world import BLOCK_TOKENS, World
 from tests.services.ledger.record_writer import RecordWriter

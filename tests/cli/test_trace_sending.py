@@ -9,9 +9,9 @@ import orjson
 import pytest
 
 from cli.trace.measuring import LinearObjective, Outcome, report
-from cli.trace.rows import Row
 from cli.trace.sending import NoServer, Target, first_model, send
 from shared.runtime.clock import SystemClock
+from simulation.workloads.rows import Row
 
 Answer = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.trace.rows import Row
 from cli.trace.wire import LINE_BYTES_MAX, BadStream, TokenStream, chat_body, completion_body
+from simulation.workloads.rows import Row
 
 ROW = Row(0, 700, 20, (1, 2))
 

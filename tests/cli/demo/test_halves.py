@@ -6,8 +6,8 @@ import pytest
 
 from cli.demo.halves import Half, real, scale
 from cli.trace.prompts import prompt_tokens
-from cli.trace.rows import BLOCK_TOKENS, Row, write
-from cli.trace.statistics import statistics
+from simulation.workloads.rows import BLOCK_TOKENS, Row, write
+from simulation.workloads.statistics import statistics
 
 REAL, SCALE = real(Path("model")), scale()
 

@@ -20,7 +20,7 @@ from cli.demo.table import figures, passed
 from cli.embedded.data_dir import AlreadyRunning, DataDir
 from cli.embedded.supervisor import Interrupted
 from cli.trace.measuring import OK, Outcome
-from cli.trace.rows import Row
+from simulation.workloads.rows import Row
 
 SMALL = scale()._replace(requests=120, requests_per_s=4.0)
 """Six seconds of requests."""

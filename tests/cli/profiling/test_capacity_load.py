@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.profiling.load import REQUESTS_MAX, Shape, requests_for, service_us, shapes
-from cli.trace.rows import Row
 from shared.model.cost import Coefficients
+from simulation.workloads.rows import Row
 from tests.cli.profiling.made_up import KNOWN
 
 

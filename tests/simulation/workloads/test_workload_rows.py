@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.trace.rows import BLOCK_TOKENS, LINE_BYTES_MAX, BadRow, Row, parsed, read, write
+from simulation.workloads.rows import BLOCK_TOKENS, LINE_BYTES_MAX, BadRow, Row, parsed, read, write
 
 GOOD = {"timestamp": 3000, "input_length": 700, "output_length": 5, "hash_ids": [0, 7]}
 

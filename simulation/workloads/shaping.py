@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from random import Random
 
-from cli.trace.rows import BLOCK_TOKENS_MIN, Row
+from simulation.workloads.rows import BLOCK_TOKENS_MIN, Row
 
 
 def jittered(rows: Iterable[Row], grid_ms: float, chance: Random) -> Iterator[Row]:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.trace.prompts import TOKEN_END, TOKEN_FIRST, WORDS, prompt_text, prompt_tokens
-from cli.trace.rows import BLOCK_TOKENS, Row
-from cli.trace.shaping import at_speed, capped, jittered, shrunk, sliced
+from simulation.workloads.rows import BLOCK_TOKENS, Row
+from simulation.workloads.shaping import at_speed, capped, jittered, shrunk, sliced
 
 
 @st.composite

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cli.trace.rows import Row
+from simulation.workloads.rows import Row
 
 LONG_TOKENS = 32 * 1024
 """A prompt beyond this is long (the paper's long share)."""

@@ -5,8 +5,8 @@ longest since its think time ended or, when none is waiting, the first turn of a
 session so far (system prompt, messages, answers) and a new message. The first `think_s` seconds hold few second turns, so
 the hit rate takes that long to rise.
 
-`SHAPES` are fitted to published traces; `tests/cli/test_trace_generating.py` holds them to the figures stated here. The fit
-is of lengths and sharing only: real traffic is burstier (2.1 against 1 for Mooncake's conversation trace).
+`SHAPES` are fitted to published traces; `test_workload_generating.py` holds them to the figures stated here. The fit is
+of lengths and sharing only: real traffic is burstier (2.1 against 1 for Mooncake's conversation trace).
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from math import exp, log
 from random import Random
 from typing import NamedTuple
 
-from cli.trace.rows import BLOCK_TOKENS, Row
+from simulation.workloads.rows import BLOCK_TOKENS, Row
 
 
 class Spread(NamedTuple):

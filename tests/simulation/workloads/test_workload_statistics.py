@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.trace.rows import Row
-from cli.trace.statistics import LONG_TOKENS, LengthBin, statistics
+from simulation.workloads.rows import Row
+from simulation.workloads.statistics import LONG_TOKENS, LengthBin, statistics
 
 LONG = 40 * 1024
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.trace.generating import SHAPES, Phase, Shape, Spread, generated
-from cli.trace.rows import BLOCK_TOKENS, Row
-from cli.trace.statistics import statistics
+from simulation.workloads.generating import SHAPES, Phase, Shape, Spread, generated
+from simulation.workloads.rows import BLOCK_TOKENS, Row
+from simulation.workloads.statistics import statistics
 
 SHAPE_NAMES = st.sampled_from(sorted(SHAPES))
 
