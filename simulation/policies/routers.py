@@ -1,10 +1,9 @@
 """The routers in virtual time: each open request from its arrival to its one end, decided by `services.router.decider`.
 
-A router decides on its own view of the log. With views of age 0 all routers know the same and share one state; else each
-knows its own events at once and those of others later.
+A router decides on its own view of the log: it knows its own events at once and those of others when they have come.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -23,12 +22,14 @@ from shared.contracts.events import (
     RequestAssigned,
     RequestCompleted,
     RequestFailed,
+    RequestReceived,
     RequestRejected,
     RouterRegistered,
 )
-from shared.contracts.ids import BlockId, NodeId, RequestId, RouterId, Source, TenantId, node_of
+from shared.contracts.ids import BlockId, NodeId, RequestId, TenantId, node_of
 from simulation.policies.agenda import Agenda
-from simulation.policies.journal import Journal, View
+from simulation.policies.deciding import Router, routers_of
+from simulation.policies.journal import Journal
 from simulation.policies.node import Node
 from simulation.policies.setup import Setup
 from simulation.policies.steps import Effects
@@ -59,17 +60,10 @@ class Ended(NamedTuple):
 
 
 class _Open(NamedTuple):
-    router: "Router"
+    router: Router
     asked: Asked
     slo_us: int
     block_ids: bytes
-
-
-class Router:
-    """One process: a name and what it knows."""
-
-    def __init__(self, name: str, view: View) -> None:
-        self.id, self.source, self.view = RouterId(name), Source(name), view
 
 
 class Routers:
@@ -88,26 +82,15 @@ class Routers:
         self._journal = journal
         self._nodes = nodes
         self._ended = ended
-        self.routers = tuple(self._routers())
+        self.routers = tuple(routers_of(setup, agenda, journal))
         self._open: dict[RequestId, _Open] = {}
         self._assigned: dict[RequestId, RequestAssigned] = {}
         self._waiting: dict[RequestId, Callable[[], bool]] = {}
+        self._held: dict[RequestId, None] = {}
         self._count = 0
         for node in nodes.values():
             node.steps.effects = Effects(self._prefilled, self._aborted)
         journal.listen(self._hear)
-
-    def _routers(self) -> Iterable[Router]:
-        names = [f"r{index}" for index in range(self._setup.routers)]
-        together = not self._setup.view_age_s
-        shared: View | None = None
-        for name in names:
-            if shared is None or not together:
-                owners = frozenset(map(Source, names if together else [name]))
-                state = decider.initial(self._setup.coefficients)
-                shared = View(self._agenda, state, decider.evolve, owners, self._setup.view_age_s)
-                self._journal.listen(shared.tell)
-            yield Router(name, shared)
 
     def register(self) -> None:
         """The routers are up."""
@@ -144,13 +127,16 @@ class Routers:
 
     def _receive(self, arrival: Arrival, last_try: bool = False) -> bool:
         router = self._open[arrival.request].router
-        facts = decider.receive(router.view.look(), arrival, self._moment(router))
+        facts = router.deciding.receive(router.view.look(), arrival, self._moment(router))
         match facts[-1]:
             case RequestRejected(reason="no-worker") if not last_try:
                 return False
             case RequestAssigned() as assigned:
                 self._journal.say(router.source, facts)
                 self._give(assigned)
+            case RequestReceived():
+                self._journal.say(router.source, facts)
+                self._held[arrival.request] = None
             case _:
                 self._journal.say(router.source, facts)
                 self._close(arrival.request, None)
@@ -202,6 +188,7 @@ class Routers:
         )
         self._journal.say(router.source, decider.end(router.view.look(), completed))
         self._close(request, completed)
+        self._serve_held()
 
     def _aborted(self, job: Job, reason: AbortReason) -> None:
         self._redirect(self._assigned[job.assign.request], ABORT_REASON.get(reason, "aborted"))
@@ -218,7 +205,7 @@ class Routers:
 
     def _place_again(self, request: RequestId) -> bool:
         router = self._open[request].router
-        facts = decider.assign_again(router.view.look(), request, 0, self._moment(router))
+        facts = router.deciding.assign_again(router.view.look(), request, 0, self._moment(router))
         self._journal.say(router.source, facts)
         for fact in facts:
             if isinstance(fact, RequestAssigned):
@@ -236,6 +223,13 @@ class Routers:
         self._ended(Ended(opened.asked, opened.slo_us, self._assigned.pop(request, None), completed))
 
     # --- waiting for a worker
+
+    def _serve_held(self) -> None:
+        """What a rule lets wait at its router is asked about again, in order of arrival, whenever a worker has ended one."""
+        for request in tuple(self._held):
+            if not self._place_again(request):
+                break
+            del self._held[request]
 
     def _wait(self, request: RequestId, try_again: Callable[[], bool], decide_last: Callable[[], object]) -> None:
         self._waiting[request] = try_again

@@ -10,6 +10,7 @@ from shared.contracts.ids import NodeId
 from shared.model.capacity import Capacities
 from shared.model.cost import Coefficients
 from shared.model.lattice import DEGREES, Composition
+from simulation.baselines.rules import RULES
 
 GPUS_MAX = 20_000
 """Beyond this the KV indexes alone take tens of gigabytes."""
@@ -24,13 +25,15 @@ class Setup:
 
     `coefficients` are what routers and agents predict by, `truth` what steps take, if that is another set. `dispatch_s` is
     from a decision to the worker's queue, `handoff_s` from the end of a prefill to the client's first token.
-    `parameters` are changes to the defaults, as an operator makes them.
+    `parameters` are changes to the defaults, as an operator makes them; `rule` is one of `simulation.baselines`, which places
+    instead of the router's own policy.
     """
 
     compositions: tuple[Composition, ...]
     coefficients: Coefficients
     truth: Coefficients | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    rule: str | None = None
     block_tokens: int = 512
     blocks_per_rank: int = 1_395
     step_limits: StepLimits = STEP_LIMITS
@@ -52,6 +55,8 @@ class Setup:
     def __post_init__(self) -> None:
         if not 1 <= self.gpus <= GPUS_MAX:
             raise ValueError(f"gpus: {self.gpus} is outside [1, {GPUS_MAX}]")
+        if self.rule is not None and self.rule not in RULES:
+            raise ValueError(f"rule: {self.rule!r} is not one of {sorted(RULES)}")
         if self.routers < 1:
             raise ValueError(f"routers: {self.routers} is below 1")
 

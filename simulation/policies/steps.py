@@ -172,10 +172,7 @@ class Steps:
             steps=done.steps,
         )
         self._say(decider.complete(self._state, job, prefilled))
-        if self._setup.handoff_s:
-            self._agenda.after(self._setup.handoff_s, partial(self._first_token, job, prefilled))
-        else:
-            self._first_token(job, prefilled)
+        self._agenda.after(self._setup.handoff_s, partial(self._first_token, job, prefilled))
 
     def _first_token(self, job: Job, prefilled: Prefilled) -> None:
         self.pool.release(job.key.engine_id)

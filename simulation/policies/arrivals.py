@@ -1,0 +1,35 @@
+"""Rows of a trace as the requests of a simulation."""
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from shared.contracts.ids import BLOCK_ID_BYTES, BlockId
+from simulation.policies.routers import Asked
+
+
+class Row(Protocol):
+    """A request of a trace in Mooncake's format. An id of `hash_ids` stands for its block and all before it."""
+
+    @property
+    def arrival_ms(self) -> float: ...
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def hash_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def block_tokens(self) -> int: ...
+
+
+def requests_of(rows: Iterable[Row], block_tokens: int) -> Iterator[Asked]:
+    """In the order of the rows. A last, partial block is nobody's to share. ValueError for rows of other blocks."""
+    for row in rows:
+        if row.block_tokens != block_tokens:
+            raise ValueError(
+                f"block_tokens: the trace has blocks of {row.block_tokens} tokens, the pool of {block_tokens}"
+            )
+        whole = row.hash_ids[: row.prompt_tokens // block_tokens]
+        chain = tuple(BlockId(each.to_bytes(BLOCK_ID_BYTES)) for each in whole)
+        yield Asked(round(row.arrival_ms * 1e6), row.prompt_tokens, chain)
