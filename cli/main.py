@@ -12,6 +12,7 @@ from cli.commands import (
     ledger,
     profile,
     replay,
+    simulate,
     status,
     trace,
     up,
@@ -36,6 +37,7 @@ app.command("verify")(verify.verify)
 app.command("profile")(profile.profile)
 app.command("fit")(fit.fit)
 app.command("capacity")(capacity.capacity)
+app.command("simulate")(simulate.simulate)
 app.add_typer(trace.app, name="trace")
 app.add_typer(events.app, name="events")
 app.add_typer(ledger.app, name="ledger")

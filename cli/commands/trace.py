@@ -96,10 +96,10 @@ def inspect(file: File, block_tokens: BlockTokens = BLOCK_TOKENS, json: Json = F
     from cli.trace.picture import statistics_picture
     from simulation.workloads.statistics import statistics
 
-    with _refusals():
+    with refusals():
         found = statistics(read(file, block_tokens))
     if json:
-        _print_json(found)
+        print_json(found)
     else:
         output().print(statistics_picture(file.name, found))
 
@@ -121,7 +121,7 @@ def convert(
     block_tokens: BlockTokens = BLOCK_TOKENS,
 ) -> None:
     """Slice, spread, speed up or shrink a trace. A shrunk one has smaller blocks: name their size when you read it."""
-    with _refusals():
+    with refusals():
         options = Shaping(start_s, end_s, limit, speed, rate, jitter_ms, shrink, max_prompt, max_output, seed)
         count, rows = options.apply(lambda: read(file, block_tokens))
         _write(rows, out)
@@ -131,8 +131,8 @@ def convert(
 @app.command()
 def generate(out: OutFile, phase: PhaseTexts = DEFAULT_PHASES, seed: Seed = 1) -> None:
     """Make up a trace: sessions with shared system prompts and growing prefixes, Poisson arrivals."""
-    with _refusals():
-        count = _write(generated(_phases(phase), Random(seed)), out)
+    with refusals():
+        count = _write(generated(phases_of(phase), Random(seed)), out)
     errors.print(f"{out}: {count:,} requests")
 
 
@@ -182,15 +182,15 @@ def send(
     options = Shaping(start_s, end_s, limit, speed, rate, jitter_ms, shrink, max_prompt, max_output, seed)
     objective = None if slo_ms is None else LinearObjective(slo_ms / 1000, slo_ms_per_1k / 1000)
     key = None if api_key_file is None else api_key_file.read_text().strip()
-    with _refusals():
-        phases = _phases(phase)
+    with refusals():
+        phases = phases_of(phase)
         count, rows = options.apply(
             lambda: generated(phases, Random(seed)) if file is None else read(file, block_tokens)
         )
         target = Target(url, model or _first_model(url, key), key, text, concurrency, timeout_s, objective)
     found, interrupted = _send_with_progress(count, rows, target)
     if json:
-        _print_json(found)
+        print_json(found)
     else:
         output().print(report_picture(found))
     if interrupted:
@@ -231,8 +231,8 @@ def _first_model(url: str, api_key: str | None) -> str:
     return asyncio.run(first_model(url, api_key))
 
 
-def _phases(texts: list[str]) -> list[Phase]:
-    """Errors: ValueError naming the phase."""
+def phases_of(texts: list[str]) -> list[Phase]:
+    """`--phase` as typed. Errors: ValueError naming the phase."""
     phases = []
     for text in texts:
         parts = text.split(":")
@@ -250,8 +250,11 @@ def _write(rows: Iterator[Row], out: Path) -> int:
         return write(rows, file)
 
 
-def _print_json(value: object) -> None:
-    sys.stdout.buffer.write(orjson.dumps(value, default=_as_object, option=orjson.OPT_APPEND_NEWLINE))
+def print_json(value: object) -> None:
+    """One JSON value on standard output, named tuples as objects."""
+    sys.stdout.buffer.write(
+        orjson.dumps(value, default=_as_object, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
+    )
 
 
 def _as_object(value: object) -> dict[str, object]:
@@ -262,7 +265,7 @@ def _as_object(value: object) -> dict[str, object]:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def refusals() -> Iterator[None]:
     """What a user can put right ends the command with one line and status 2."""
     from cli.trace.sending import NoServer
 

@@ -86,7 +86,7 @@ def traffic(count: int, rate: float, seed: int = 1) -> list[Asked]:
     chance, at_s, requests = Random(seed), 0.0, []
     for number in range(count):
         at_s += chance.expovariate(rate)
-        tokens = min(60_000, max(1, round(chance.lognormvariate(8.5, 1.2))))
+        tokens = min(30_000, max(1, round(chance.lognormvariate(8.5, 1.2))))
         requests.append(asked(at_s, tokens, 10_000 * number, shared=min(tokens // 100, chance.choice((0, 10, 40)))))
     return requests
 
@@ -108,9 +108,9 @@ def test_equal_seeds_give_equal_runs() -> None:
 )
 def test_nothing_is_left_behind(fields: dict[str, object]) -> None:
     simulation = Simulation(pool(**fields))
-    figures = simulation.run(traffic(400, 40))
+    figures = simulation.run(traffic(200, 40))
     simulation.check()
-    assert figures.ttft.requests == 400
+    assert figures.ttft.requests == 200
     assert figures.unserved == 0
     assert 0 < figures.hit_rate < 1
 
@@ -124,12 +124,12 @@ def test_a_request_that_fits_nowhere_is_counted() -> None:
 def test_nodes_change_under_load_and_nobody_is_lost() -> None:
     simulation = Simulation(pool(cache_manager=True))
     moves = [Move(NodeId("n0"), (8,), "operator", "test"), Move(NodeId("n2"), (1, 1, 2, 4), "operator", "test")]
-    for at_s, move in enumerate(moves, 3):
+    for at_s, move in enumerate(moves, 1):
         simulation.agenda.after(at_s, partial(simulation.control.move, move))
-    figures = simulation.run(traffic(600, 40))
+    figures = simulation.run(traffic(250, 40))
     simulation.check()
     assert figures.reconfigurations == 2
-    assert figures.ttft.requests == 600
+    assert figures.ttft.requests == 250
     assert {node.composition for node in simulation.control.state.pool.nodes.values()} == {
         (8,),
         (2, 2, 4),

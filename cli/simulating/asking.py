@@ -1,0 +1,60 @@
+"""A pool as a user writes it down: nodes, parameters, stragglers."""
+
+from collections.abc import Sequence
+from itertools import cycle, islice
+from typing import Any
+
+from shared.contracts.ids import NodeId
+from shared.model import parameters as parameters_model
+from shared.model.lattice import Composition, parse_composition
+from shared.model.parameters import Parameters
+
+NODES_MAX = 10_000
+
+
+def parse_nodes(texts: Sequence[str], gpus: int | None) -> tuple[Composition, ...]:
+    """`2x4,4` is two nodes of two workers of degree 4. With `gpus` the list is repeated until it has that many.
+
+    Errors: ValueError names what is wrong.
+    """
+    compositions: list[Composition] = []
+    for text in texts:
+        count, times, degrees = text.rpartition("x")
+        if times and not (count.isdecimal() and 1 <= int(count) <= NODES_MAX):
+            raise ValueError(f"--node {text}: {count!r} is no number of nodes up to {NODES_MAX}")
+        compositions += [parse_composition(degrees)] * (int(count) if times else 1)
+    if gpus is None:
+        return tuple(compositions)
+    found, repeated = 0, list[Composition]()
+    for composition in islice(cycle(compositions), NODES_MAX):
+        if found >= gpus:
+            break
+        repeated.append(composition)
+        found += sum(composition)
+    if found != gpus:
+        raise ValueError(f"--gpus {gpus}: nodes of {'; '.join(texts)} come to {found}")
+    return tuple(repeated)
+
+
+def parse_parameters(texts: Sequence[str]) -> dict[str, Any]:
+    """`lam=0` and the like. Errors: ValueError names the parameter and its limit."""
+    changes: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--set {text}: write it as name=value")
+        changes[name] = value
+    valid = parameters_model.changed(Parameters(), changes)
+    return {name: getattr(valid, name) for name in changes}
+
+
+def parse_stragglers(texts: Sequence[str]) -> dict[NodeId, float]:
+    """`n0=2` makes every step of node n0 take twice its time. Errors: ValueError."""
+    factors: dict[NodeId, float] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            factors[NodeId(name)] = float(value)
+        except ValueError:
+            raise ValueError(f"--straggler {text}: write it as node=factor") from None
+    return factors
