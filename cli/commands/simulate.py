@@ -11,10 +11,10 @@ from cli.commands import trace as trace_command
 from cli.commands.trace import BlockTokens, EndS, JitterMs, Json, Limit, PhaseTexts, Rate, Speed, StartS
 
 if TYPE_CHECKING:
-    from cli.trace.rows import Row
     from simulation.policies.routers import Asked
     from simulation.policies.setup import Setup
     from simulation.policies.studies import Run
+    from simulation.workloads.rows import Row
 
 DEFAULT_NODES = ["2x4,4", "3x8"]
 DEFAULT_PHASES = ["600:5:conversation"]
@@ -101,8 +101,8 @@ def simulate(
 
 
 def _source(file: Path | None, phase: list[str], block_tokens: int, seed: int) -> "Callable[[], Iterator[Row]]":
-    from cli.trace.generating import generated
-    from cli.trace.rows import read
+    from simulation.workloads.generating import generated
+    from simulation.workloads.rows import read
 
     if file is not None:
         return lambda: read(file, block_tokens)

@@ -1,26 +1,10 @@
 """Rows of a trace as the requests of a simulation."""
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 from shared.contracts.ids import BLOCK_ID_BYTES, BlockId
 from simulation.policies.routers import Asked
-
-
-class Row(Protocol):
-    """A request of a trace in Mooncake's format. An id of `hash_ids` stands for its block and all before it."""
-
-    @property
-    def arrival_ms(self) -> float: ...
-
-    @property
-    def prompt_tokens(self) -> int: ...
-
-    @property
-    def hash_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def block_tokens(self) -> int: ...
+from simulation.workloads.rows import Row
 
 
 def requests_of(rows: Iterable[Row], block_tokens: int) -> Iterator[Asked]:

@@ -13,6 +13,7 @@ from simulation.policies.routers import Asked
 from simulation.policies.run import Simulation
 from simulation.policies.setup import Setup
 from simulation.policies.studies import changes, compared, figures, policy, spread
+from simulation.workloads.rows import Row
 
 SECOND_A_KILOTOKEN = Coefficients(version="a second a kilotoken", d=0, a=0, b=0, c=0.001, alpha=0)
 
@@ -69,13 +70,10 @@ def test_spread() -> None:
     assert spread([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
 
 
-class _Row:
-    arrival_ms, prompt_tokens, hash_ids, block_tokens = 1.5, 1_025, (7, 8, 9), 512
-
-
 def test_a_row_shares_its_whole_blocks() -> None:
-    [asked] = requests_of([_Row()], 512)
+    row = Row(1.5, 1_025, 1, (7, 8, 9))
+    [asked] = requests_of([row], 512)
     chain = tuple(each.to_bytes(BLOCK_ID_BYTES) for each in (7, 8))
     assert asked == Asked(1_500_000, 1_025, chain)
     with pytest.raises(ValueError, match="blocks of 512"):
-        list(requests_of([_Row()], 64))
+        list(requests_of([row], 64))
