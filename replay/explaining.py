@@ -206,7 +206,7 @@ async def _recomputed(
     past = Past(await history.inherited(connection, logs, log))
     routers = Routers([each for each in begun if each.source == placed[0].event.source], past, judge)
     folded = 0
-    missing = await history.holes(connection, log, routers.miss, routers.lose_blocks)
+    missing = await history.holes(connection, log, routers)
     async for page in history.pages(connection, log, missing, placed[-1].stream_seq):
         for stored in page:
             routers.fold(stored)

@@ -1,18 +1,22 @@
 """The events of the record as services folded them: repeats and what is no event left out, gaps pointed at."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 import orjson
 
 from replay.beginnings import TYPES, Past, Registration, registration
-from services.ledger import reading, seals
+from services.ledger import reading, seals, snapshots
+from services.ledger.loading import load_caches
+from services.ledger.patches import Place
 from services.ledger.queries import Json
 from services.ledger.reading import LogInfo
+from services.ledger.readmodels import ReadModels
 from services.ledger.records import Arrival
 from shared.contracts.codec import BadEvent, decode
 from shared.contracts.envelope import Stored, UnknownEvent
+from shared.model.holders import Holders
 
 
 async def registrations(connection: Any, log: UUID) -> list[Registration]:
@@ -22,17 +26,48 @@ async def registrations(connection: Any, log: UUID) -> list[Registration]:
     return [found for stored in stories if (found := registration(stored)) is not None]
 
 
-Hole = tuple[int, Callable[[], None]]
-"""Where something is missing, and who is to be told of it before what follows."""
+class Folder(Protocol):
+    """Who folds a log of which parts are missing, and is told where."""
+
+    def miss(self) -> None:
+        """Events are missing here."""
+
+    def lose_blocks(self) -> None:
+        """Block events went by policy here; every decision is still there."""
+
+    def regain_blocks(self, held: Holders) -> None:
+        """What workers held here is known again."""
 
 
-async def holes(connection: Any, log: LogInfo, miss: Callable[[], None], lose_blocks: Callable[[], None]) -> list[Hole]:
-    """Accepted gaps, and days of block events that went by policy."""
-    days = await seals.dropped_days(connection)
-    kept = {day.isoformat() for day in await seals.kept_days(connection)}
-    runs = [run for day in days if day.day not in kept for run in day.runs if run.log == str(log.log)]
-    found = [(first, miss) for first, _ in log.gaps] + [(run.from_seq, lose_blocks) for run in runs]
-    return sorted(found, key=lambda hole: hole[0])
+class Hole(NamedTuple):
+    """Where something is missing, or known again, and who is to be told of it before what follows."""
+
+    seq: int
+    tell: Callable[[], Awaitable[None]]
+
+
+async def holes(connection: Any, log: LogInfo, folder: Folder) -> list[Hole]:
+    """Accepted gaps, days of block events that went by policy, and the snapshots behind those."""
+
+    async def miss() -> None:
+        folder.miss()
+
+    async def lose() -> None:
+        folder.lose_blocks()
+
+    def regain(at: Place) -> Callable[[], Awaitable[None]]:
+        async def tell() -> None:
+            models = ReadModels()
+            await load_caches(connection, models, at)
+            folder.regain_blocks(models.holders)
+
+        return tell
+
+    gone = await seals.gone_days(connection)
+    runs = [run for day in gone for run in day.runs if run.log == str(log.log)]
+    known = [place for place in await snapshots.behind_drops(connection, gone) if place.log == log.number]
+    found = [Hole(first, miss) for first, _ in log.gaps] + [Hole(run.from_seq, lose) for run in runs]
+    return sorted([*found, *(Hole(place.seq + 1, regain(place)) for place in known)], key=lambda hole: hole.seq)
 
 
 async def pages(
@@ -42,11 +77,11 @@ async def pages(
     ahead = list(missing)
     async for page in reading.stories(connection, log.log, 0, log.stream_seq if to_seq is None else to_seq):
         told = [stored for row in page if (stored := published(str(log.log), row)) is not None]
-        while ahead and told and told[-1].stream_seq >= ahead[0][0]:
-            seq, tell = ahead.pop(0)
-            before = [each for each in told if each.stream_seq < seq]
+        while ahead and told and told[-1].stream_seq >= ahead[0].seq:
+            hole = ahead.pop(0)
+            before = [each for each in told if each.stream_seq < hole.seq]
             yield before
-            tell()
+            await hole.tell()
             told = told[len(before) :]
         yield told
 

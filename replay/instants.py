@@ -1,22 +1,27 @@
 """The whole state of the pool as of an instant: the folds behind the read models, run up to there.
 
 The record's read models say what is now. This folds the same events with the same code (`services/ledger/readmodels.py`),
-and stops.
+from the last snapshot before the instant, and stops.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
+from uuid import UUID
 
-from services.ledger import database, reading
+from services.ledger import database, loading, reading, seals, snapshots
 from services.ledger.patches import Place
+from services.ledger.queries import Json
+from services.ledger.reading import LogInfo
 from services.ledger.readmodels import ReadModels, evolve
-from services.ledger.records import record
-from shared.contracts.ids import NodeId
+from services.ledger.records import Record, record
+from services.ledger.tables import node_row
 
 OPEN_REQUESTS_MAX = 1_000
 """More are counted, not listed."""
 
-Json = dict[str, Any]
+START = Place(0, 0)
+"""Before the record's first event."""
 
 
 class Instant(NamedTuple):
@@ -27,13 +32,13 @@ class Instant(NamedTuple):
 
 
 class Nothing(LookupError):
-    """The record begins later, or is empty."""
+    """The record does not cover the instant. The message says what it covers."""
 
 
 async def states(
-    database_url: str, instants: list[Instant], progress: Callable[[int], None] | None = None
+    database_url: str, instants: Sequence[Instant], progress: Callable[[int], None] | None = None
 ) -> list[Json]:
-    """The state as of each instant, in their order: everything that lies up to it. One pass over one snapshot.
+    """The state as of each instant, in their order: everything that lies up to it. One pass over one view of the database.
 
     An instant by time ends before the first event that was sent later. Errors: Nothing; those of `database.connect`.
     """
@@ -41,46 +46,125 @@ async def states(
     try:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             logs = await reading.logs(connection)
-            if not logs:
-                raise Nothing("the record is empty")
-            return await _fold(connection, logs, instants, progress)
+            covered = await _covered(connection, logs)
+            if any(each.is_seq and each.number > logs[-1].stream_seq for each in instants):
+                raise Nothing(f"the record ends before that instant: {covered}")
+            told = await _Pass(connection, logs, instants, progress).run()
+            if any(not each["place"] for each in told):
+                raise Nothing(f"the record begins after that instant: {covered}")
+            return told
     finally:
         await connection.close()
 
 
-async def _fold(
-    connection: Any, logs: list[reading.LogInfo], instants: list[Instant], progress: Callable[[int], None] | None
-) -> list[Json]:
-    models, waiting, told, events = ReadModels(), dict(enumerate(instants)), dict[int, Json](), 0
-    place: Json = {}
-    for log in logs:
-        async for page in reading.stories(connection, log.log, 0, log.stream_seq):
-            for row in page:
-                event = record(row)
-                for at, instant in list(waiting.items()):
-                    newest = log is logs[-1]
-                    number = row.stream_seq if instant.is_seq else event.time_ns or 0
-                    if number > instant.number and (newest or not instant.is_seq):
-                        told[at] = state(models, place)
-                        del waiting[at]
-                if not waiting:
-                    return _all(told)
-                evolve(models, str(log.log), Place(log.number, row.stream_seq), event)
-                place = {"log": str(log.log), "stream_seq": row.stream_seq, "time_ns": event.time_ns}
-            models.take()
-            events += len(page)
-            if progress is not None:
-                progress(events)
-    for at in waiting:
-        told[at] = state(models, place)
-    return _all(told)
+class _Pass:
+    """Folds once over all instants. `_place` is the last event folded, `_from` the snapshot before the first one."""
+
+    def __init__(
+        self,
+        connection: Any,
+        logs: Sequence[LogInfo],
+        instants: Sequence[Instant],
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self._connection = connection
+        self._logs = logs
+        self._waiting = dict(enumerate(instants))
+        self._progress = progress
+        self._told: dict[int, Json] = {}
+        self._models = ReadModels()
+        self._place: Json = {}
+        self._reached = START
+        self._from: Json | None = None
+
+    async def run(self) -> list[Json]:
+        start = await self._begin()
+        dropped = await self._dropped(start)
+        async for log, event in self._events(start):
+            newest = log is self._logs[-1]
+            for at, instant in list(self._waiting.items()):
+                number = event.stream_seq if instant.is_seq else event.time_ns or 0
+                if number > instant.number and (newest or not instant.is_seq):
+                    self._tell(at, dropped)
+            if not self._waiting:
+                break
+            place = Place(log.number, event.stream_seq)
+            evolve(self._models, str(log.log), place, event)
+            self._reached = place
+            self._place = {"log": str(log.log), "stream_seq": event.stream_seq, "time_ns": event.time_ns}
+        for at in list(self._waiting):
+            self._tell(at, dropped)
+        return [self._told[at] for at in sorted(self._told)]
+
+    async def _begin(self) -> Place:
+        """Load the last snapshot before all instants, if there is one."""
+        found = [await self._before(instant) for instant in self._waiting.values()]
+        start = min(each or START for each in found)
+        if start == START:
+            return start
+        self._models = await loading.load(self._connection, start)
+        log = next(each for each in self._logs if each.number == start.log)
+        time_ns = await _time(self._connection, log.log, start.seq)
+        self._place = {"log": str(log.log), "stream_seq": start.seq, "time_ns": time_ns}
+        self._reached, self._from = start, {"log": str(log.log), "stream_seq": start.seq}
+        return start
+
+    async def _before(self, instant: Instant) -> Place | None:
+        if instant.is_seq:
+            return await snapshots.before_seq(self._connection, Place(self._logs[-1].number, instant.number))
+        return await snapshots.before_time(self._connection, instant.number)
+
+    async def _dropped(self, start: Place) -> list[Place]:
+        """Where runs of rows that have gone begin behind `start`: from there on caches are not known."""
+        numbers = {str(log.log): log.number for log in self._logs}
+        runs = [run for day in await seals.gone_days(self._connection) for run in day.runs if run.log in numbers]
+        return [place for run in runs if (place := Place(numbers[run.log], run.from_seq)) > start]
+
+    async def _events(self, start: Place) -> AsyncIterator[tuple[LogInfo, Record]]:
+        events = 0
+        for log in (each for each in self._logs if each.number >= start.log):
+            after_seq = start.seq if log.number == start.log else 0
+            async for page in reading.stories(self._connection, log.log, after_seq, log.stream_seq):
+                for row in page:
+                    yield log, record(row)
+                self._models.take()
+                events += len(page)
+                if self._progress is not None:
+                    self._progress(events)
+
+    def _tell(self, at: int, dropped: Sequence[Place]) -> None:
+        known = not any(place <= self._reached for place in dropped)
+        self._told[at] = {**state(self._models, self._place), "folded_from": self._from, "caches_known": known}
+        del self._waiting[at]
 
 
-def _all(told: dict[int, Json]) -> list[Json]:
-    found = [told[at] for at in sorted(told)]
-    if any(not each["place"] for each in found):
-        raise Nothing("the record begins after that instant")
-    return found
+async def _time(connection: Any, log: UUID, seq: int) -> int | None:
+    found = [await connection.fetchval(sql, log, seq) for sql in _TIMES]
+    return next((int(time_ns) for time_ns in found if time_ns is not None), None)
+
+
+_TIMES = [
+    f"SELECT time_ns FROM {table} WHERE log = $1 AND stream_seq = $2"  # noqa: S608
+    for table in ("decisions", "block_events")
+]
+
+
+async def _covered(connection: Any, logs: Sequence[LogInfo]) -> str:
+    """What the record covers, in words. Errors: Nothing."""
+    begin_ns = await connection.fetchval(_FIRST_TIME)
+    if not logs or begin_ns is None:
+        raise Nothing("the record is empty")
+    end_ns = await connection.fetchval(_LAST_TIME, logs[-1].log)
+    times = " to ".join(datetime.fromtimestamp(each / 1e9, UTC).isoformat() for each in (begin_ns, end_ns or begin_ns))
+    return f"the record covers {logs[0].log}:1 to {logs[-1].log}:{logs[-1].stream_seq}, {times}"
+
+
+_FIRST_TIME = """
+SELECT d.time_ns FROM decisions d JOIN logs l USING (log) WHERE d.time_ns IS NOT NULL ORDER BY l.number, d.stream_seq LIMIT 1
+"""
+_LAST_TIME = """
+SELECT time_ns FROM decisions WHERE log = $1 AND time_ns IS NOT NULL ORDER BY stream_seq DESC LIMIT 1
+"""
 
 
 def state(models: ReadModels, place: Json) -> Json:
@@ -89,9 +173,10 @@ def state(models: ReadModels, place: Json) -> Json:
     return {
         "place": place,
         "parameters": models.parameters.model_dump(mode="json"),
-        "nodes": {name: _node(models, name) for name in sorted(pool.nodes)},
+        "nodes": {name: node_row(pool.nodes[name]) for name in sorted(pool.nodes)},
         "workers": {
             worker.id: {
+                "worker": worker.id,
                 "degree": worker.degree,
                 "schedulable": pool.schedulable(worker),
                 "trust": holders.trust(worker.id),
@@ -102,18 +187,6 @@ def state(models: ReadModels, place: Json) -> Json:
         "open_requests": len(holders.open),
         "requests": sorted(holders.open)[:OPEN_REQUESTS_MAX],
         "blocks": len(holders.index.index),
-    }
-
-
-def _node(models: ReadModels, name: NodeId) -> Json:
-    node = models.pool.nodes[name]
-    return {
-        "alive": node.alive,
-        "cordoned": node.cordoned,
-        "incarnation": node.incarnation,
-        "epoch": node.epoch,
-        "composition": list(node.composition),
-        "draining": sorted(node.draining),
     }
 
 

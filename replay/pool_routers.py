@@ -10,6 +10,7 @@ from services.router.decider import State
 from shared.contracts.envelope import Stored
 from shared.contracts.events import RequestAssigned, RequestRedirected, RequestRejected, RouterLost
 from shared.contracts.ids import Source
+from shared.model.holders import Holders
 
 UNSAID = "the router did not say what it began with"
 
@@ -57,7 +58,13 @@ class Routers:
         """Block events went by policy here. Folds that begin later take caches for unknown, as their processes did."""
         self._without_blocks |= self._shared.keys()
         for replica in self._replicas.values():
-            replica.broken = replica.broken or DROPPED
+            replica.lose_blocks()
+
+    def regain_blocks(self, held: Holders) -> None:
+        """What workers held here is known again."""
+        for replica in self._replicas.values():
+            if replica.broken == DROPPED:
+                replica.regain_blocks(held)
 
     def check(self) -> None:
         """Every state agrees with itself. AssertionError says where it does not."""

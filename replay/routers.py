@@ -7,6 +7,7 @@ events in their order, and before each decision the events of everybody else up 
 
 from collections import deque
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from services.router import decider, placement
@@ -20,8 +21,9 @@ from shared.contracts.events import (
     RequestRedirected,
     RequestRejected,
 )
-from shared.contracts.ids import Source, unpack_block_ids
+from shared.contracts.ids import RequestId, Source, unpack_block_ids
 from shared.model.cost import Coefficients
+from shared.model.holders import Holders
 from shared.model.parameters import Parameters
 
 BACKLOG_EVENTS_MAX = 20_000
@@ -83,12 +85,15 @@ class RouterReplica:
         self._backlog = backlog
         self._judge = judge
         self._folded_seq = 0
+        self._unsure: set[tuple[RequestId, int]] | None = None
+        """Attempts that ran when caches were known again: blocks that they had stored by then are missing from the loads."""
         self._received: Stored | None = None
         """A request whose placement is the next own event: both were decided at once."""
 
     def own(self, stored: Stored) -> None:
         """The next event of this router."""
         received, self._received = self._received, None
+        self._recover()
         match stored.data:
             case RequestReceived():
                 self._received = stored
@@ -114,6 +119,38 @@ class RouterReplica:
         if self.position < self._backlog.begin:
             self._fold_other(stored)
             self.position = self._backlog.begin
+
+    def lose_blocks(self) -> None:
+        """Block events went by policy here."""
+        self.broken, self._unsure = self.broken or DROPPED, None
+
+    def regain_blocks(self, held: Holders) -> None:
+        """Take what workers held here, and believe it once what runs now has ended.
+
+        Unless this router knew nothing of a worker's cache: whether it had been told by then went with the dropped events.
+        """
+        while self.position < self._backlog.end:
+            self._fold_other(self._backlog.at(self.position))
+            self.position += 1
+        holders = self.state.holders
+        if any(each.trust == "blind" and held.trust(worker) != "blind" for worker, each in holders.workers.items()):
+            return
+        known = deepcopy(held)
+        holders.workers, holders.index = known.workers, known.index
+        self._unsure = self._running()
+
+    def _recover(self) -> None:
+        if self.broken == DROPPED and self._unsure is not None:
+            self._unsure &= self._running()
+            if not self._unsure:
+                self.broken = self._unsure = None
+
+    def _running(self) -> set[tuple[RequestId, int]]:
+        return {
+            (request, each.attempt)
+            for request, each in self.state.loads.open.items()
+            if each.assignment is not None and each.assignment.started and not each.assignment.prefilled
+        }
 
     def _first_decision(self, received: Stored, stored: Stored) -> None:
         asked = received.data

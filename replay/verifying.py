@@ -27,6 +27,7 @@ from shared.contracts.events import (
     WindowClosed,
 )
 from shared.contracts.ids import Source
+from shared.model.holders import Holders
 
 Progress = Callable[[int], None]
 
@@ -117,6 +118,10 @@ class LogVerifier:
         for each in self._leaders:
             each.lose_blocks()
 
+    def regain_blocks(self, held: Holders) -> None:
+        """What workers held here is known again. The cache manager's statistics of demand are not."""
+        self._routers.regain_blocks(held)
+
     def end(self) -> None:
         """The log is over."""
         for each in self._leaders:
@@ -167,7 +172,7 @@ async def verify(
                 asked = span if log is logs[-1] else span.in_older_log()
                 begun = await history.registrations(connection, log.log)
                 verifier = LogVerifier(str(log.log), begun, asked, findings, inherited=inherited, deep=deep)
-                missing = await history.holes(connection, log, verifier.miss, verifier.lose_blocks)
+                missing = await history.holes(connection, log, verifier)
                 async for page in history.pages(connection, log, missing):
                     for stored in page:
                         verifier.fold(stored)

@@ -1,13 +1,10 @@
 """`vertumnus replay`: the whole state as of an instant."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from cli.commands.events import EXIT_FAILED, Json, run
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def replay(
@@ -19,7 +16,7 @@ def replay(
 ) -> None:
     """Nodes, workers, caches, parameters and open requests as of a sequence of the newest log, or a time (ISO 8601, UTC).
 
-    They are folded from the record's beginning. Exit status 1 if the record begins later.
+    They are folded from the last snapshot before. Exit status 1 if the record does not cover the instant.
     """
     from cli.events.printing import progress
     from cli.record.instants import instant
@@ -48,29 +45,26 @@ def replay(
 def _print_state(state: dict[str, Any], json: bool) -> None:
     import orjson
 
+    from cli.commands.status import tables
     from cli.terminal import output
 
     if json:
         print(orjson.dumps(state).decode())
         return
     console = output()
-    place = state["place"]
-    console.print(f"as of {place['log']}:{place['stream_seq']}", markup=False, soft_wrap=True)
-    for name in ("nodes", "workers"):
-        console.print(_table(name.removesuffix("s"), state[name]))
+    place, begun = state["place"], state["folded_from"]
+    start = f"the snapshot at {begun['log']}:{begun['stream_seq']}" if begun else "the record's beginning"
+    console.print(f"as of {place['log']}:{place['stream_seq']}, folded from {start}", markup=False, soft_wrap=True)
+    for table in tables({}, {name: list(state[name].values()) for name in ("nodes", "workers")}):
+        console.print(table)
     parameters = " ".join(f"{name}={value}" for name, value in state["parameters"].items())
     console.print(f"parameters: {parameters}", markup=False, soft_wrap=True)
     console.print(f"{state['open_requests']:,} open requests; {state['blocks']:,} different blocks are cached")
-
-
-def _table(name: str, rows: dict[str, dict[str, Any]]) -> "Table":
-    from rich.table import Table
-
-    columns = list(next(iter(rows.values()), {}))
-    table = Table(name, *columns)
-    for key, row in rows.items():
-        table.add_row(key, *(_cell(row[column]) for column in columns))
-    return table
+    if not state["caches_known"]:
+        console.print(
+            "Block events between there and the instant were dropped by policy: what workers held is not known.",
+            soft_wrap=True,
+        )
 
 
 def _cell(value: Any) -> str:

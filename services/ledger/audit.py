@@ -58,9 +58,8 @@ async def audit(database_url: str, *, settled: bool = False, progress: Callable[
     connection = await database.connect(database_url)
     try:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
-            kept = {day.isoformat() for day in await seals.kept_days(connection)}
-            gone = [each for each in await seals.dropped_days(connection) if each.day not in kept]
-            examiner = Examiner(Published(await seals.all_seals(connection)), Dropped(gone))
+            gone = Dropped(await seals.gone_days(connection))
+            examiner = Examiner(Published(await seals.all_seals(connection)), gone)
             for log in await reading.logs(connection):
                 examiner.begin(log)
                 async for page in reading.pages(connection, log):

@@ -18,10 +18,10 @@ AWAY = (OSError, TimeoutError, asyncio.TimeoutError, asyncpg.PostgresError, asyn
 
 
 class SchemaMissing(Exception):
-    """The database has not been migrated."""
+    """The database has not been migrated, or not to this version."""
 
 
-REMEDY = "the database has no record's schema: run `python -m migrations upgrade`"
+REMEDY = "the database lacks this version's schema of the record: run `python -m migrations upgrade`"
 
 
 async def connect(database_url: str) -> Any:
@@ -41,7 +41,7 @@ async def connect(database_url: str) -> Any:
         )
     except asyncpg.InvalidParameterValueError as error:
         raise SchemaMissing(f"{REMEDY} ({error})") from error
-    if await connection.fetchval("SELECT to_regclass('unfolded')") is None:
+    if await connection.fetchval("SELECT to_regclass('snapshots')") is None:
         await connection.close()
         raise SchemaMissing(REMEDY)
     return connection

@@ -1,4 +1,5 @@
-"""The folds' state out of the read models, so that a ledger starts at its checkpoint instead of at the first event.
+"""The folds' state out of the read models, so that a ledger starts at its checkpoint instead of at the first event, and out
+of a snapshot of them, so that the past is folded from there.
 
 What the tables do not hold by themselves (chains of requests, a reconciliation that was not committed, a report that is not
 complete) is in the record's own bytes, and the tables say where.
@@ -26,47 +27,96 @@ ENDED_PREFETCH = 50
 """Rows at a time, each up to 1 MB."""
 
 OPEN_REQUESTS = """
-SELECT r.request, d.source, d.raw FROM requests r JOIN decisions d ON d.id = r.received_id
-WHERE r.ended IS NULL ORDER BY r.received_log, r.received_seq
+SELECT r.request, d.source, d.raw FROM {open_requests} r JOIN decisions d ON d.id = r.received_id
+ORDER BY r.received_log, r.received_seq
 """
 
 ENDED_REQUESTS = """
 SELECT r.request, d.raw FROM requests r LEFT JOIN decisions d ON d.id = r.received_id
-WHERE r.ended IS NOT NULL ORDER BY r.end_log DESC, r.end_seq DESC, r.received_log DESC, r.received_seq DESC LIMIT $1
+WHERE r.ended IS NOT NULL AND (r.end_log, r.end_seq) <= ($2, $3)
+ORDER BY r.end_log DESC, r.end_seq DESC, r.received_log DESC, r.received_seq DESC LIMIT $1
 """
 
 LOST_ROUTERS = """
 SELECT d.raw FROM decisions d JOIN logs l ON l.log = d.log
-WHERE d.type = 'router-lost' ORDER BY l.number DESC, d.stream_seq DESC LIMIT $1
+WHERE d.type = 'router-lost' AND (l.number, d.stream_seq) <= ($2, $3) ORDER BY l.number DESC, d.stream_seq DESC LIMIT $1
 """
 
-UNCOMMITTED_RECONCILIATIONS = """
-SELECT d.raw FROM epochs e JOIN decisions d ON d.id = e.reconciled_id
-WHERE e.status <> 'committed' ORDER BY d.stream_seq
+OPEN_RECONCILIATIONS = """
+SELECT d.raw FROM {open_reconciliations} e JOIN decisions d ON d.id = e.reconciled_id ORDER BY d.stream_seq
+"""
+
+NEWEST_PARAMETERS = """
+SELECT value FROM parameters WHERE (log, stream_seq) <= ($1, $2) ORDER BY log DESC, stream_seq DESC LIMIT 1
 """
 
 REPORT_PARTS = """
 SELECT b.log, b.stream_seq, b.raw FROM block_events b JOIN logs l ON l.log = b.log
-WHERE b.type = 'cache-reported' AND (l.number, b.stream_seq) >= ($1, $2) ORDER BY l.number, b.stream_seq
+WHERE b.type = 'cache-reported' AND (l.number, b.stream_seq) BETWEEN ($1, $2) AND ($3, $4)
+ORDER BY l.number, b.stream_seq
 """
 
+NOW = Place(2**31 - 1, 2**63 - 1)
+"""Behind everything that is recorded."""
 
-async def load(connection: Any) -> ReadModels:
-    """The state at the checkpoint. Call it where nobody else writes."""
-    models = ReadModels(pool=await _pool(connection), holders=await _holders(connection))
+
+class State:
+    """Where the tables' state is read: as it is now, or as a snapshot has it."""
+
+    def __init__(self, connection: Any, at: Place = NOW) -> None:
+        self.at = at
+        self._connection = connection
+
+    async def rows(self, sql: str, *values: Any) -> list[Any]:
+        """The rows of a query over tables that hold a state, each in braces."""
+        found: list[Any] = await self._connection.fetch(sql.format_map(_Tables(self.at)), *values)
+        return found
+
+
+class _Tables(dict[str, str]):
+    """Names of tables to what stands for them in a query."""
+
+    def __init__(self, at: Place) -> None:
+        super().__init__()
+        self._at = at
+
+    def __missing__(self, table: str) -> str:
+        if self._at == NOW:
+            return table
+        return (
+            f"(SELECT (jsonb_populate_record(NULL::{table}, value)).* FROM snapshot_rows "  # noqa: S608 - of two numbers
+            f"WHERE log = {self._at.log:d} AND stream_seq = {self._at.seq:d} AND model = '{table}')"
+        )
+
+
+async def load(connection: Any, at: Place = NOW) -> ReadModels:
+    """The state at the checkpoint, or as the snapshot `at` has it. Call it where nobody else writes."""
+    state = State(connection, at)
+    models = ReadModels(pool=await _pool(state), holders=await _holders(connection, state))
     models.holders.incarnations.update((node.id, node.incarnation) for node in models.pool.nodes.values() if node.spec)
-    for row in await connection.fetch("SELECT * FROM sources"):
-        models.sources[Source(row["source"])] = row["first_seq"], row["last_seq"]
-    newest = "SELECT value FROM parameters ORDER BY log DESC, stream_seq DESC LIMIT 1"
-    if (value := await connection.fetchval(newest)) is not None:
+    models.sources.update(await sources(connection, at))
+    if (value := await connection.fetchval(NEWEST_PARAMETERS, *at)) is not None:
         models.parameters = Parameters.model_validate_json(value)
-    await _caches(connection, models)
+    await load_caches(connection, models, at)
     return models
 
 
-async def _pool(connection: Any) -> Pool:
+async def sources(connection: Any, at: Place = NOW) -> dict[Source, tuple[int, int]]:
+    """The first and last number of each source."""
+    rows = await State(connection, at).rows("SELECT * FROM {sources} s")
+    return {Source(row["source"]): (row["first_seq"], row["last_seq"]) for row in rows}
+
+
+async def load_caches(connection: Any, models: ReadModels, at: Place = NOW) -> None:
+    """What each worker holds, into folds that know nothing of it."""
+    await _caches(State(connection, at), models)
+    if models.reports:
+        await _reports(connection, models, at)
+
+
+async def _pool(state: State) -> Pool:
     pool = Pool()
-    for row in await connection.fetch("SELECT * FROM nodes ORDER BY node"):
+    for row in await state.rows("SELECT * FROM {nodes} n ORDER BY node"):
         name = NodeId(row["node"])
         pool.nodes[name] = Node(
             name,
@@ -78,7 +128,7 @@ async def _pool(connection: Any) -> Pool:
             draining=frozenset(map(WorkerId, orjson.loads(row["draining"]))),
             adopted={int(rank): epoch for rank, epoch in orjson.loads(row["adopted"]).items()},
         )
-    for row in await connection.fetch("SELECT * FROM workers ORDER BY node, first_rank"):
+    for row in await state.rows("SELECT * FROM {workers} w ORDER BY node, first_rank"):
         node = pool.nodes[NodeId(row["node"])]
         group = Group(row["first_rank"], row["degree"])
         worker = Worker(WorkerId(row["worker"]), node.id, group, row["capacity_us"])
@@ -87,36 +137,36 @@ async def _pool(connection: Any) -> Pool:
     return pool
 
 
-async def _lost_routers(connection: Any) -> LostRouters:
-    rows = await connection.fetch(LOST_ROUTERS, LOST_ROUTERS_MAX)
+async def _lost_routers(connection: Any, at: Place) -> LostRouters:
+    rows = await connection.fetch(LOST_ROUTERS, LOST_ROUTERS_MAX, *at)
     lost = [decode(row["raw"]).data for row in reversed(rows)]
     return LostRouters(each.source for each in lost if isinstance(each, RouterLost))
 
 
-async def _holders(connection: Any) -> Holders:
+async def _holders(connection: Any, state: State) -> Holders:
     """The requests' chains and what the cache manager has prepared; `_caches` adds what workers hold."""
-    holders = Holders(lost_routers=await _lost_routers(connection))
-    for row in await connection.fetch(OPEN_REQUESTS):
+    holders = Holders(lost_routers=await _lost_routers(connection, state.at))
+    for row in await state.rows(OPEN_REQUESTS):
         request = RequestId(row["request"])
         holders.open[request] = Source(row["source"])
         holders.chains[request] = _chain(row["raw"])
-    for request, chain in reversed(await _ended(connection)):
+    for request, chain in reversed(await _ended(connection, state.at)):
         if chain is not None:
             holders.chains[request] = chain
         holders_fold.end(holders, request)
-    for row in await connection.fetch(UNCOMMITTED_RECONCILIATIONS):
+    for row in await state.rows(OPEN_RECONCILIATIONS):
         data = decode(row["raw"]).data
         assert isinstance(data, PlacementReconciled), "epochs.reconciled_id names a placement-reconciled"
         holders.reconciled[data.node, data.epoch] = data
     return holders
 
 
-async def _ended(connection: Any) -> list[tuple[RequestId, Chain | None]]:
+async def _ended(connection: Any, at: Place) -> list[tuple[RequestId, Chain | None]]:
     """The newest ended requests, newest first: at least as many as the fold keeps, and not many more in memory."""
     found: list[tuple[RequestId, Chain | None]] = []
     blocks = 0
     async with connection.transaction():
-        async for row in connection.cursor(ENDED_REQUESTS, ENDED_CHAINS_MAX, prefetch=ENDED_PREFETCH):
+        async for row in connection.cursor(ENDED_REQUESTS, ENDED_CHAINS_MAX, *at, prefetch=ENDED_PREFETCH):
             chain = _chain(row["raw"]) if row["raw"] is not None else None
             found.append((RequestId(row["request"]), chain))
             blocks += len(chain or ())
@@ -131,13 +181,13 @@ def _chain(raw: bytes) -> Chain:
     return tuple(unpack_block_ids(data.block_ids))
 
 
-async def _caches(connection: Any, models: ReadModels) -> None:
+async def _caches(state: State, models: ReadModels) -> None:
     rows: dict[WorkerId, list[tuple[int, Run]]] = {}
-    for row in await connection.fetch("SELECT * FROM cached_runs ORDER BY worker, run"):
+    for row in await state.rows("SELECT * FROM {cached_runs} r ORDER BY worker, run"):
         parent = BlockId(row["parent"]) if row["parent"] is not None else None
         run = Run(parent, unpack_block_ids(row["block_ids"]))
         rows.setdefault(WorkerId(row["worker"]), []).append((row["run"], run))
-    for row in await connection.fetch("SELECT * FROM caches ORDER BY worker"):
+    for row in await state.rows("SELECT * FROM {caches} c ORDER BY worker"):
         worker = WorkerId(row["worker"])
         models.holders.workers[worker] = Held(row["incarnation"], row["trust"], row["number"])
         models.runs[worker] = restore(row["next_run"], rows.get(worker, []))
@@ -145,14 +195,11 @@ async def _caches(connection: Any, models: ReadModels) -> None:
             models.holders.index.add(worker, run.parent, run.blocks)
         if row["report_seq"] is not None:
             models.reports[worker] = Place(row["report_log"], row["report_seq"])
-    await _reports(connection, models)
 
 
-async def _reports(connection: Any, models: ReadModels) -> None:
+async def _reports(connection: Any, models: ReadModels, at: Place) -> None:
     """The parts, so far, of full reports that are not complete."""
-    if not models.reports:
-        return
-    for row in await connection.fetch(REPORT_PARTS, *min(models.reports.values())):
+    for row in await connection.fetch(REPORT_PARTS, *min(models.reports.values()), *at):
         event = decode(row["raw"])
         assert isinstance(event.data, CacheReported), "the query is for cache-reported"
         if event.data.worker in models.reports:

@@ -1,4 +1,4 @@
-"""Seals the record every hour, and lets days of block events go that policy keeps no longer.
+"""Seals the record every hour with a snapshot of its state, and lets days of block events go that policy keeps no longer.
 
 A seal is published on the log: whoever has kept one can prove later that nothing before it was changed, whoever owns the
 database. A day goes in three steps that each wait for the one before to be in the record: everything of it is sealed,
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import structlog
 
-from services.ledger import database, seals
+from services.ledger import database, seals, snapshots
 from services.ledger.copier import Copier
 from services.ledger.database import AWAY, SchemaMissing
 from services.ledger.seals import Extent
@@ -50,10 +50,12 @@ class Notary:
     async def _look(self) -> None:
         connection = await database.connect(self._settings.database_url.get_secret_value())
         try:
-            async with connection.transaction(isolation="repeatable_read", readonly=True):
+            async with connection.transaction(isolation="repeatable_read"):
                 reached = await seals.extent(connection)
                 due = reached is not None and await self._caught_up(reached) and self._is_due(reached)
                 sealed = await seals.seal(connection, reached) if reached and due else None
+                if reached is not None and sealed is not None:
+                    await snapshots.take(connection, reached)
             if sealed is not None:
                 self._said_seq = await self._voice.say(sealed)
                 self._logger.info("sealed", to_seq=sealed.to_seq, rows=sealed.count, head=sealed.head.hex())

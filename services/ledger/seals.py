@@ -92,6 +92,12 @@ async def dropped_days(connection: Any) -> list[BlockDayDropped]:
     return [each for each in await _said(connection, BlockDayDropped.TYPE) if isinstance(each, BlockDayDropped)]
 
 
+async def gone_days(connection: Any) -> list[BlockDayDropped]:
+    """Those whose rows are no longer there: between a day's drop being said and being done, they are."""
+    kept = {day.isoformat() for day in await kept_days(connection)}
+    return [each for each in await dropped_days(connection) if each.day not in kept]
+
+
 async def all_seals(connection: Any) -> list[LogSealed]:
     """Every seal that is in the record."""
     return [each for each in await _said(connection, LogSealed.TYPE) if isinstance(each, LogSealed)]

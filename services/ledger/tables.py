@@ -16,6 +16,7 @@ from services.ledger.patches import Row
 from services.ledger.readmodels import PATCHED_TABLES, Changes, ReadModels
 from services.ledger.records import LOG_TABLES, LogTable
 from shared.contracts.ids import NodeId, WorkerId
+from shared.model.pool import Node
 
 READ_MODEL_KEYS = {
     **PATCHED_TABLES,
@@ -72,7 +73,7 @@ class TableWriter:
         if not nodes:
             return
         names = sorted(each for each in nodes if each in models.pool.nodes)
-        await self._upsert("nodes", [_node_row(models, each) for each in names])
+        await self._upsert("nodes", [node_row(models.pool.nodes[each]) for each in names])
         await self._connection.execute("DELETE FROM workers WHERE node = ANY($1::text[])", names)
         # By id: a commit that names a worker twice is a fault of its sender and must not stop the record.
         rows = {row["worker"]: row for each in names for row in _worker_rows(models, each)}
@@ -158,15 +159,15 @@ def _source_row(models: ReadModels, source: Any) -> Row:
     return {"source": source, "first_seq": first, "last_seq": last}
 
 
-def _node_row(models: ReadModels, name: NodeId) -> Row:
-    node = models.pool.nodes[name]
+def node_row(node: Node) -> Row:
+    """A node as its row says it."""
     return {
         "node": node.id,
         "alive": node.alive,
         "cordoned": node.cordoned,
         "incarnation": node.incarnation,
         "epoch": node.epoch,
-        "composition": node.composition,
+        "composition": list(node.composition),
         "draining": sorted(node.draining),
         "adopted": {str(rank): epoch for rank, epoch in sorted(node.adopted.items())},
         "spec": node.spec.model_dump(mode="json") if node.spec else None,

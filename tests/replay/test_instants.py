@@ -9,10 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from replay.instants import Instant, states
 from services.ledger import queries
 from tests.replay.conftest import arrivals
 from tests.replay.lagging_world import World
+from tests.services.ledger.conftest import Seals
 from tests.services.ledger.record_writer import RecordWriter
+from tests.services.ledger.test_audit import Sealed
+from tests.services.ledger.test_snapshots import keep
 
 
 async def vertumnus(*arguments: str, status: int = 0) -> str:
@@ -71,6 +75,47 @@ async def test_what_cannot_be_told_is_said(writer: RecordWriter, monkeypatch: py
     monkeypatch.setenv("VERTUMNUS_DATABASE_URL", writer.url)
     world = World(5)
     await writer.write(arrivals(world.log))
-    assert "begins after" in await vertumnus("replay", "--at", "2001-01-01", status=1)
+    said = await vertumnus("replay", "--at", "2001-01-01", status=1)
+    assert "begins after that instant: the record covers 00000000-" in said
+    end = await vertumnus("replay", "--at", str(len(world.log) + 1), status=1)
+    assert f":{len(world.log)}, 2027-01-15T08:00:00" in end
     assert "either --at" in await vertumnus("replay", status=2)
     assert "neither a sequence nor a time" in await vertumnus("replay", "--at", "noon", status=2)
+
+
+async def test_from_a_snapshot_comes_what_comes_from_the_beginning(
+    writer: RecordWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERTUMNUS_DATABASE_URL", writer.url)
+    world = World(6)
+    world.run(400)
+    third = len(world.log) // 3
+    for begin in (0, third):
+        await writer.write(arrivals(world.log[begin : begin + third], begin + 1))
+        await keep(writer)
+    await writer.write(arrivals(world.log[2 * third :], 2 * third + 1))
+    asked = [Instant(seq, True) for seq in (third - 1, third, third + 50, 2 * third + 50)]
+    asked.append(Instant(world.log[-1].event.time_ns, False))
+    one_by_one = [(await states(writer.url, [each]))[0] for each in asked]
+    assert [each["folded_from"] and each["folded_from"]["stream_seq"] for each in one_by_one] == [
+        None, third, third, 2 * third, 2 * third,
+    ]  # fmt: skip
+    for seq, told in zip((third, 2 * third), (one_by_one[1], one_by_one[3]), strict=True):
+        shown = await vertumnus("replay", "--at", str(told["place"]["stream_seq"]))
+        assert f"folded from the snapshot at {told['place']['log']}:{seq}" in shown
+    await writer.connection.execute("DELETE FROM snapshots")
+    told = await states(writer.url, asked)
+    assert [{**each, "folded_from": None} for each in one_by_one] == told
+
+
+async def test_caches_behind_a_day_that_has_gone_are_not_made_up(writer: RecordWriter) -> None:
+    record = Sealed(writer, Seals())
+    await record.write()
+    sealed_seq = writer.checkpoint.stream_seq
+    known = (await states(writer.url, [Instant(sealed_seq, True)]))[0]
+    await keep(writer)
+    await record.say(await record.said_to_go())
+    await record.drop()
+    [before, at] = [(await states(writer.url, [Instant(seq, True)]))[0] for seq in (sealed_seq - 5, sealed_seq)]
+    assert (before["caches_known"], at["caches_known"]) == (False, True)
+    assert at["workers"] == known["workers"] != before["workers"]

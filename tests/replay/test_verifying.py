@@ -9,6 +9,7 @@ import pytest
 
 from replay.beginnings import registration
 from replay.findings import RECORDED_INPUTS, Findings
+from replay.routers import DROPPED
 from replay.verifying import EVERYTHING, LogVerifier, Span
 from services.cachemgr import trie
 from services.controller import decider as controller
@@ -18,7 +19,9 @@ from services.router import loads, placement
 from shared.contracts.envelope import Stored
 from shared.contracts.events import NodeLost, RequestAssigned, RequestReceived, RouterRegistered
 from shared.contracts.ids import NodeId
+from shared.model import holders as holders_model
 from shared.model.cost import Coefficients
+from shared.model.holders import Holders
 from tests.replay.lagging_world import World
 
 
@@ -229,6 +232,32 @@ def test_dropped_block_events_leave_what_does_not_need_them() -> None:
     assert findings.checked["request-assigned"] == before
     assert findings.skipped["request-assigned", "block events before it were dropped by policy"] > 0
     assert not findings.skipped["window-closed", "block events before it were dropped by policy"]
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_behind_dropped_block_events_a_snapshot_lets_routers_be_verified_again(seed: int) -> None:
+    world = World(seed)
+    world.run(900)
+    findings, held = Findings(), Holders()
+    begin, snapshot = (len(world.log) * each // 10 for each in (3, 6))
+    verifier = LogVerifier("log", [found for each in world.log if (found := registration(each))], EVERYTHING, findings)
+    for each in world.log[:begin]:
+        holders_model.evolve(held, each)
+        verifier.fold(each)
+    verifier.lose_blocks()
+    before = findings.checked["request-assigned"]
+    for each in world.log[begin:snapshot]:
+        holders_model.evolve(held, each)
+        if each.data.CHANNEL != "cache":
+            verifier.fold(each)
+    assert findings.checked["request-assigned"] == before
+    verifier.regain_blocks(held)
+    for each in world.log[snapshot:]:
+        verifier.fold(each)
+    verifier.end()
+    assert findings.differences == []
+    assert findings.checked["request-assigned"] > before + 20
+    assert findings.skipped["cache-scan-completed", DROPPED], "demand is in no snapshot"
 
 
 def test_a_router_that_does_not_say_how_it_began_is_skipped() -> None:
