@@ -10,6 +10,7 @@ from cli.commands import (
     explain,
     fit,
     ledger,
+    operate,
     profile,
     replay,
     simulate,
@@ -38,6 +39,17 @@ app.command("profile")(profile.profile)
 app.command("fit")(fit.fit)
 app.command("capacity")(capacity.capacity)
 app.command("simulate")(simulate.simulate)
+for command in (
+    operate.reconfigure,
+    operate.drain,
+    operate.pin,
+    operate.unpin,
+    operate.cordon,
+    operate.uncordon,
+    operate.freeze,
+    operate.thaw,
+):
+    app.command()(command)
 app.add_typer(trace.app, name="trace")
 app.add_typer(events.app, name="events")
 app.add_typer(ledger.app, name="ledger")

@@ -12,4 +12,6 @@ class CommandSettings(BaseSettings):
 
     nats_url: str | None = None
     database_url: str | None = None
+    controller_url: str | None = None
+    operator_key_file: Path | None = None
     data_dir: Path = Path(".vertumnus")

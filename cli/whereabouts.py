@@ -26,6 +26,16 @@ def api_url() -> str:
     return _running(CommandSettings(), "--url").api_url
 
 
+def operator_access() -> tuple[str, str]:
+    """Where the controller takes operators' commands, and the key. Ends the command if nothing says where it is."""
+    settings = CommandSettings()
+    if settings.controller_url is not None:
+        key_file = settings.operator_key_file
+        return settings.controller_url.rstrip("/"), key_file.read_text().strip() if key_file else ""
+    running = _running(settings, "VERTUMNUS_CONTROLLER_URL")
+    return running.services["controller"].url, running.operator_key_file.read_text().strip()
+
+
 def _running(settings: CommandSettings, otherwise: str) -> RunningSystem:
     """`otherwise` names the variable or option that would do instead."""
     system = DataDir(settings.data_dir).running()

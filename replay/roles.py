@@ -12,13 +12,15 @@ from replay.leaders import Role
 from services.cachemgr import decider as cachemgr
 from services.cachemgr import replication
 from services.controller import decider as controller
-from services.controller import epochs, saga
+from services.controller import epochs, reconfiguring, saga
 from services.controller.capacity import Capacity
 from services.controller.decider import Asker, Incarnation
 from shared.contracts.envelope import Channel, EventData, Stored
 from shared.contracts.events import (
     CacheLeadershipTaken,
     CacheScanCompleted,
+    CompositionPinned,
+    CompositionUnpinned,
     Cordoned,
     DrainStarted,
     EpochAborted,
@@ -28,6 +30,7 @@ from shared.contracts.events import (
     NodeDeclaredLost,
     ParametersChanged,
     PlacementReconciled,
+    ReconfigurationAdvised,
     ReconfigurationPlanned,
     ReplicaInstalled,
     ReplicationFailed,
@@ -55,18 +58,15 @@ def _control(state: controller.State, stored: Stored) -> Decisions:
             return controller.lose_nodes(state, {Incarnation(data.node, data.incarnation): data.silent_us})
         case RouterLost() as data:
             return controller.lose_routers(state, [Source(data.source)])
-        case EpochCommitted() | EpochAborted() | DrainStarted() | ReconfigurationPlanned() as data:
+        case EpochCommitted() | EpochAborted() | DrainStarted() as data:
             return _epoch(state, stored, data)
+        case ReconfigurationPlanned() | ReconfigurationAdvised() as data if data.window is not None:
+            return _policy(state, data)
         case _:
             return _operator(state, stored.data)
 
 
-def _epoch(
-    state: controller.State, stored: Stored, data: EpochCommitted | EpochAborted | DrainStarted | ReconfigurationPlanned
-) -> Decisions:
-    if isinstance(data, ReconfigurationPlanned):
-        move = saga.Move(data.node, data.new_composition, data.policy, data.reason)
-        return saga.plan(state.sagas, state.pool, state.parameters, move)
+def _epoch(state: controller.State, stored: Stored, data: EpochCommitted | EpochAborted | DrainStarted) -> Decisions:
     workers = data.workers if isinstance(data, EpochCommitted) else ()
     capacities = {each.degree: Capacity(each.capacity_us, each.capacity_version) for each in workers}
 
@@ -74,12 +74,38 @@ def _epoch(
         return capacities.get(degree, Capacity(0))
 
     if opened := state.sagas.open.get(data.node):
-        return saga.advance(opened, state.parameters, capacity_of, stored.event.time_ns)
+        refusal = _refusal(data.reason) if isinstance(data, EpochAborted) else None
+        return saga.advance(opened, state.parameters, capacity_of, stored.event.time_ns, refusal)
     node = state.pool.nodes.get(data.node)
     if node is None or not isinstance(data, EpochCommitted):
         return []
     adopted = epochs.Wanted(data.node, node.incarnation, data.epoch, data.composition)
     return epochs.commit(state, adopted, capacity_of)
+
+
+def _refusal(reason: str) -> str | None:
+    """What the agent answered, if the abort says so."""
+    return reason.removeprefix(saga.REFUSED) if reason.startswith(saga.REFUSED) else None
+
+
+def _policy(state: controller.State, data: ReconfigurationPlanned | ReconfigurationAdvised) -> Decisions:
+    """The policy again, after the window that it decided after and with the κ_C that it counted with."""
+    if state.windows.k != data.window:
+        return []
+    return reconfiguring.decide(state, lambda degree: Capacity(data.capacities_us.get(degree, 0)))
+
+
+def _plan_of_operator(state: controller.State, data: ReconfigurationPlanned) -> Decisions:
+    """What a person asked for follows from nothing; that it could be planned, and as which epoch, does."""
+    move = saga.Move(
+        data.node,
+        data.new_composition,
+        data.policy,
+        data.reason,
+        asked_by=data.asked_by,
+        renews=data.new_composition == data.old_composition,
+    )
+    return saga.plan(state.sagas, state.pool, state.parameters, move)
 
 
 def _operator(state: controller.State, data: EventData) -> Decisions:
@@ -93,6 +119,12 @@ def _operator(state: controller.State, data: EventData) -> Decisions:
                 return controller.cordon(state, data.node, Asker(data.asked_by, data.reason))
             case Uncordoned():
                 return controller.uncordon(state, data.node, Asker(data.asked_by, data.reason))
+            case CompositionPinned():
+                return controller.pin(state, data.node, Asker(data.asked_by, data.reason))
+            case CompositionUnpinned():
+                return controller.unpin(state, data.node, Asker(data.asked_by, data.reason))
+            case ReconfigurationPlanned():
+                return _plan_of_operator(state, data)
             case ParametersChanged():
                 return controller.change_parameters(state, data.changes, Asker(data.asked_by, data.reason))
             case _:
@@ -140,7 +172,8 @@ CONTROLLER = Role(
     controller.evolve,
     _deciding(
         _control, LeadershipTaken, WindowClosed, NodeDeclaredLost, RouterLost, EpochCommitted, EpochAborted, DrainStarted,
-        ReconfigurationPlanned, Frozen, Thawed, Cordoned, Uncordoned, ParametersChanged,
+        ReconfigurationPlanned, ReconfigurationAdvised, Frozen, Thawed, Cordoned, Uncordoned, CompositionPinned,
+        CompositionUnpinned, ParametersChanged,
     ),
 )  # fmt: skip
 """`NodeDeclaredLost` and `RouterLost` are decided by it, whatever file their classes are in."""

@@ -9,17 +9,24 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from services.controller import activity as activity_model
 from services.controller import saga as saga_model
 from services.controller import windows as windows_model
-from services.controller.saga import Sagas
+from services.controller.activity import Activity
+from services.controller.saga import Move, Sagas
 from services.controller.windows import Windows
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
+    CompositionPinned,
+    CompositionUnpinned,
     Cordoned,
+    EpochAborted,
     Frozen,
     LeadershipTaken,
     NodeDeclaredLost,
     ParametersChanged,
+    ReconfigurationAdvised,
+    ReconfigurationPlanned,
     RouterLost,
     RouterRegistered,
     Thawed,
@@ -30,6 +37,7 @@ from shared.model import keepsake as keepsake_model
 from shared.model import parameters as parameters_model
 from shared.model import pool as pool_model
 from shared.model.keepsake import Keepsake
+from shared.model.lattice import Composition
 from shared.model.parameters import Parameters
 from shared.model.pool import Pool
 
@@ -38,16 +46,28 @@ class UnknownNode(ValueError):
     """An operator named a node that never registered."""
 
 
+class NotNow(ValueError):
+    """What an operator asked for cannot be planned as things stand; the message says why."""
+
+
+OPERATOR = "operator"
+"""The policy of a plan that a person asked for."""
+
+
 @dataclass(slots=True)
 class State:
-    """What the log says, up to `seen_seq`. `routers` are the processes that have registered and are not lost."""
+    """What the log says, up to `seen_seq`. `routers` are the processes that have registered and are not lost. `decided_k` is
+    the last window that a policy moved something after, `aborted_k` the last one before each node's abort."""
 
     pool: Pool = field(default_factory=Pool)
     parameters: Parameters = field(default_factory=Parameters)
     windows: Windows = field(default_factory=Windows)
     sagas: Sagas = field(default_factory=Sagas)
+    activity: Activity = field(default_factory=Activity)
     keepsake: Keepsake = field(default_factory=Keepsake)
     routers: dict[Source, RouterId] = field(default_factory=dict)
+    decided_k: int = 0
+    aborted_k: dict[NodeId, int] = field(default_factory=dict)
     term: int = 0
     leader: str | None = None
     seen_seq: int = 0
@@ -77,6 +97,7 @@ def evolve(state: State, stored: Stored) -> None:
     pool_model.evolve(state.pool, stored)
     saga_model.evolve(state.sagas, stored, state.pool)
     windows_model.evolve(state.windows, stored, state.parameters)
+    activity_model.evolve(state.activity, stored)
     keepsake_model.evolve(state.keepsake, stored)
     state.parameters = parameters_model.evolve(state.parameters, stored)
     state.seen_seq = max(state.seen_seq, stored.stream_seq)
@@ -87,6 +108,10 @@ def evolve(state: State, stored: Stored) -> None:
             state.routers[stored.event.source] = data.router
         case RouterLost() as data:
             state.routers.pop(Source(data.source), None)
+        case ReconfigurationPlanned() | ReconfigurationAdvised() as data if data.window is not None:
+            state.decided_k = data.window
+        case EpochAborted() as data:
+            state.aborted_k[data.node] = state.windows.k
         case _:
             pass
 
@@ -151,6 +176,41 @@ def uncordon(state: State, node: NodeId, asker: Asker) -> list[EventData]:
     if not _known(state, node).cordoned:
         return []
     return [Uncordoned(node=node, asked_by=asker.asked_by, reason=asker.reason)]
+
+
+def pin(state: State, node: NodeId, asker: Asker) -> list[EventData]:
+    """`composition-pinned`, unless it is. UnknownNode lists the known ones."""
+    if _known(state, node).pinned:
+        return []
+    return [CompositionPinned(node=node, asked_by=asker.asked_by, reason=asker.reason)]
+
+
+def unpin(state: State, node: NodeId, asker: Asker) -> list[EventData]:
+    """`composition-unpinned`, if it is pinned. UnknownNode lists the known ones."""
+    if not _known(state, node).pinned:
+        return []
+    return [CompositionUnpinned(node=node, asked_by=asker.asked_by, reason=asker.reason)]
+
+
+def reconfigure(state: State, node: NodeId, composition: Composition, asker: Asker) -> list[EventData]:
+    """`reconfiguration-planned`, unless the node has this composition. Errors: UnknownNode; NotNow."""
+    if _known(state, node).composition == composition and node not in state.sagas.open:
+        return []
+    return _planned(state, Move(node, composition, OPERATOR, asker.reason, asked_by=asker.asked_by))
+
+
+def drain(state: State, node: NodeId, asker: Asker) -> list[EventData]:
+    """The node is cordoned, and every worker of it drained by way of a new epoch of the same composition: what is queued there
+    is placed elsewhere, what runs ends, caches stay. Errors: UnknownNode; NotNow."""
+    composition = _known(state, node).composition
+    move = Move(node, composition, OPERATOR, asker.reason, asked_by=asker.asked_by, renews=True)
+    return [*cordon(state, node, asker), *_planned(state, move)]
+
+
+def _planned(state: State, move: Move) -> list[EventData]:
+    if why := saga_model.obstacle(state.sagas, state.pool, state.parameters, move):
+        raise NotNow(why)
+    return saga_model.plan(state.sagas, state.pool, state.parameters, move)
 
 
 def change_parameters(state: State, changes: dict[str, Any], asker: Asker) -> list[EventData]:

@@ -2,23 +2,27 @@
 
     POST /v1/operator/freeze | thaw          {"asked_by": …, "reason": …}
     POST /v1/operator/cordon | uncordon      {"asked_by": …, "reason": …, "node": …}
+    POST /v1/operator/pin | unpin | drain    {"asked_by": …, "reason": …, "node": …}
+    POST /v1/operator/reconfigure            {"asked_by": …, "reason": …, "node": …, "composition": [1, 1, 2, 4]}
     POST /v1/operator/parameters             {"asked_by": …, "reason": …, "changes": {name: value, …}}
 
 200 says which events were stored: none if what was asked for holds already. 401 without the operator key, 404 for an unknown
-node, 413 and 422 name the field and its limit, 503 from a standby names the leader.
+node, 409 says why a node cannot be reconfigured now, 413 and 422 name the field and its limit, 503 from a standby names the
+leader.
 """
 
 import asyncio
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.controller import decider
-from services.controller.decider import Asker, State, UnknownNode
+from services.controller.decider import Asker, NotNow, State, UnknownNode
 from shared.contracts.envelope import EventData
+from shared.contracts.geometry import Composition
 from shared.contracts.ids import NodeId
 from shared.runtime.leadership import Decide, Leadership, NotLeading
 
@@ -45,6 +49,12 @@ class NodeAsk(Ask):
     """… about one node."""
 
     node: NodeId = Field(min_length=1, max_length=64)
+
+
+class CompositionAsk(NodeAsk):
+    """… for other workers of it."""
+
+    composition: Composition
 
 
 class ParametersAsk(Ask):
@@ -87,6 +97,8 @@ def operator_api(state: State, leadership: Leadership, key: str | None) -> APIRo
             raise HTTPException(503, f"this controller does not lead; the last leader was {state.leader}") from error
         except UnknownNode as error:
             raise HTTPException(404, str(error)) from error
+        except NotNow as error:
+            raise HTTPException(409, str(error)) from error
         except ValidationError as error:
             raise HTTPException(422, f"changes.{_first(error)}") from error
         except ValueError as error:
@@ -102,15 +114,23 @@ def operator_api(state: State, leadership: Leadership, key: str | None) -> APIRo
         asked = await ask(request, Ask)
         return await answer(lambda: decider.thaw(state, asked.asker))
 
-    @router.post("/cordon")
-    async def cordon(request: Request) -> dict[str, list[str]]:
-        asked = await ask(request, NodeAsk)
-        return await answer(lambda: decider.cordon(state, asked.node, asked.asker))
+    def about_node(name: str, decide: Callable[[State, NodeId, Asker], list[EventData]]) -> None:
+        async def command(request: Request) -> dict[str, list[str]]:
+            asked = await ask(request, NodeAsk)
+            return await answer(lambda: decide(state, asked.node, asked.asker))
 
-    @router.post("/uncordon")
-    async def uncordon(request: Request) -> dict[str, list[str]]:
-        asked = await ask(request, NodeAsk)
-        return await answer(lambda: decider.uncordon(state, asked.node, asked.asker))
+        router.add_api_route(f"/{name}", command, methods=["POST"], name=name)
+
+    about_node("cordon", decider.cordon)
+    about_node("uncordon", decider.uncordon)
+    about_node("pin", decider.pin)
+    about_node("unpin", decider.unpin)
+    about_node("drain", decider.drain)
+
+    @router.post("/reconfigure")
+    async def reconfigure(request: Request) -> dict[str, list[str]]:
+        asked = await ask(request, CompositionAsk)
+        return await answer(lambda: decider.reconfigure(state, asked.node, asked.composition, asked.asker))
 
     @router.post("/parameters")
     async def parameters(request: Request) -> dict[str, list[str]]:

@@ -3,12 +3,14 @@
     planned ──drain-started──▶ draining ──drain-completed──▶ switching ──every rank adopted──▶ reconciling
                                                                         ──placement-reconciled──▶ epoch-committed
     any step ──limit passed, node lost──▶ epoch-aborted          planned, draining ──frozen──▶ epoch-aborted
+    draining, switching ──agent refuses──▶ epoch-aborted
 
 Every step is an event of whoever took it, so a new leader that folds the log knows where the saga stands: `orders` says
 what to ask of the agent, `advance` what to decide. Both may be repeated. An epoch number is used once: the abort of a saga
 whose ranks had adopted already leaves it behind, and `epochs.wanted` takes the node forward to its old composition.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, assert_never
 
@@ -16,6 +18,7 @@ from services.controller.capacity import CapacityOf
 from shared.contracts.commands import Adopt, Drain
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
+    Alternative,
     CommittedWorker,
     DrainCompleted,
     DrainStarted,
@@ -38,6 +41,9 @@ Step = Literal["planned", "draining", "switching", "reconciling"]
 
 PLANNED_S_MAX, SWITCHING_S_MAX, RECONCILING_S_MAX = 1.0, 2.0, 2.0
 """Limits of the steps that nobody tunes; `parameters.drain_s_max` limits the drain."""
+
+REFUSED = "refused: "
+"""How the reason of an abort begins that the agent asked for."""
 
 
 @dataclass(slots=True)
@@ -64,12 +70,19 @@ class Sagas:
 
 
 class Move(NamedTuple):
-    """A composition that a node is to have, and why."""
+    """A composition that a node is to have, and why. Policies say what else they considered, operators who they are.
+    `renews`: every worker retires, also where its ranks stay together."""
 
     node: NodeId
     composition: Composition
     policy: str
     reason: str
+    alternatives: tuple[Alternative, ...] = ()
+    forecast_gain: float | None = None
+    window: int | None = None
+    capacities_us: Mapping[int, int] = {}
+    asked_by: str | None = None
+    renews: bool = False
 
 
 def evolve(sagas: Sagas, stored: Stored, pool: Pool) -> None:
@@ -130,7 +143,7 @@ def obstacle(sagas: Sagas, pool: Pool, parameters: Parameters, move: Move) -> st
         return (
             f"{len(sagas.open)} nodes are being reconfigured; reconfigurations_max is {parameters.reconfigurations_max}"
         )
-    if move.composition == node.composition:
+    if move.composition == node.composition and not move.renews:
         return f"node {move.node} has this composition"
     return misfit(node.spec, move.composition)
 
@@ -163,16 +176,24 @@ def plan(sagas: Sagas, pool: Pool, parameters: Parameters, move: Move) -> list[E
             reason=move.reason,
             old_composition=node.composition,
             new_composition=move.composition,
-            retiring=_ids(node.id, node.epoch, old - new),
-            coming=_ids(node.id, epoch, new - old),
+            retiring=_ids(node.id, node.epoch, old if move.renews else old - new),
+            coming=_ids(node.id, epoch, new if move.renews else new - old),
+            alternatives=move.alternatives,
+            forecast_gain=move.forecast_gain,
+            window=move.window,
+            capacities_us=dict(move.capacities_us),
+            asked_by=move.asked_by,
         )
     ]
 
 
-def advance(saga: Saga, parameters: Parameters, capacity_of: CapacityOf, now_ns: int) -> list[EventData]:
-    """What the leader decides next: the next step, the commit, the abort, or nothing yet."""
+def advance(
+    saga: Saga, parameters: Parameters, capacity_of: CapacityOf, now_ns: int, refusal: str | None = None
+) -> list[EventData]:
+    """What the leader decides next: the next step, the commit, the abort, or nothing yet. `refusal` is the agent's, of an
+    order of this step."""
     plan = saga.plan
-    if reason := _why_abort(saga, parameters, now_ns):
+    if reason := _why_abort(saga, parameters, now_ns, refusal):
         return [EpochAborted(node=plan.node, epoch=plan.epoch, step=saga.step, reason=reason)]
     if saga.step == "planned":
         deadline_us = _limit_us("draining", parameters)
@@ -233,13 +254,16 @@ def _ids(node: NodeId, epoch: int, groups: set[Group]) -> tuple[WorkerId, ...]:
     return tuple(worker_id(node, epoch, group.first_rank) for group in sorted(groups))
 
 
-def _why_abort(saga: Saga, parameters: Parameters, now_ns: int) -> str | None:
+def _why_abort(saga: Saga, parameters: Parameters, now_ns: int, refusal: str | None) -> str | None:
     if saga.broken:
         return saga.broken
     if parameters.frozen and saga.step in ("planned", "draining"):
         return "frozen"
     if saga.step == "reconciling" and saga.reconciled:
         return None
+    if refusal is not None and saga.step in ("draining", "switching"):
+        # The agent has gone back by itself; waiting for the limit would only keep its workers idle.
+        return f"{REFUSED}{refusal}"
     waited_us = (now_ns - saga.since_ns) // 1_000
     limit_us = _limit_us(saga.step, parameters)
     return f"took longer than {limit_us / US_PER_S:g} s" if waited_us > limit_us else None

@@ -1,14 +1,19 @@
-"""The controller at work: listens for heartbeats, decides four times a second while it leads, asks agents to adopt."""
+"""The controller at work: listens for heartbeats, decides four times a second while it leads, asks agents to adopt.
+
+After each window the policy decides; a plan that comes of it is `driving.py`'s business, as an operator's is.
+"""
 
 import asyncio
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import structlog
 from pydantic import ValidationError
 
-from services.controller import decider, epochs
+from services.controller import decider, epochs, reconfiguring
 from services.controller.capacity import Capacity, capacity
 from services.controller.decider import Incarnation, State
+from services.controller.driving import SagaDriver
 from services.controller.epochs import Configured, Wanted
 from services.controller.liveness import Liveness
 from services.controller.metrics import Metrics
@@ -20,7 +25,7 @@ from shared.contracts.commands import (
     decode_reply,
     encode_message,
 )
-from shared.contracts.envelope import Stored
+from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import WindowClosed
 from shared.contracts.ids import NodeId, Source
 from shared.contracts.subjects import Subjects
@@ -87,6 +92,7 @@ class Controller:
         self._refusals: dict[NodeId, Refusal] = {}
         """The last one of each node, which has been told."""
         self._refused: dict[Incarnation, int] = {}
+        self._driver = SagaDriver(state, leadership, bus, subjects, clock, self._capacity)
         self._work = Background("controller")
         self._logger = structlog.get_logger(component="controller")
 
@@ -110,9 +116,9 @@ class Controller:
         return self.leadership.trouble(self.state.term)
 
     def folded(self, stored: Stored) -> None:
-        """Show windows as they are recorded, whoever leads."""
-        if isinstance(stored.data, WindowClosed):
-            self._metrics.show_window(stored.data)
+        """Show what is recorded, whoever leads, and go on with sagas."""
+        self._metrics.show(stored.data)
+        self._driver.folded(stored)
 
     async def _heard_node(self, _subject: str, payload: bytes) -> None:
         try:
@@ -132,6 +138,7 @@ class Controller:
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._driver.run(), name="driver")
             while True:
                 await self._tick(tasks)
                 await self._clock.sleep(TICK_S)
@@ -147,22 +154,27 @@ class Controller:
         self._metrics.term.set(self.leadership.term or 0)
         if self.leadership.term is None:
             return
-        await self._decide(
+        decided = await self._decide(
             lambda: [
                 *decider.close_window(self.state, self._clock.now_ns()),
                 *decider.lose_nodes(self.state, {node: ns // 1_000 for node, ns in silent_nodes.items()}),
                 *decider.lose_routers(self.state, silent_routers.keys()),
             ][:APPEND_ENTRIES_MAX]  # what is left is decided at the next tick
         )
+        if any(isinstance(each, WindowClosed) for each in decided):
+            await self._decide(lambda: reconfiguring.decide(self.state, self._capacity))
+        self._driver.wake()
         for each in epochs.wanted(self.state, self._first_epochs.configured, self._refused):
             self._consider(each, now_ns, tasks)
 
-    async def _decide(self, decide: Decide, origin: Origin = NO_ORIGIN) -> None:
+    async def _decide(self, decide: Decide, origin: Origin = NO_ORIGIN) -> Sequence[EventData]:
+        """What was stored."""
         try:
-            await self.leadership.decide(decide, origin)
+            return await self.leadership.decide(decide, origin)
         except NotLeading as error:
             # Whoever leads now decides it from the same log.
             self._logger.info("not decided", reason=str(error))
+            return ()
 
     def _consider(self, each: Wanted, now_ns: int, tasks: asyncio.TaskGroup) -> None:
         """Ask the node to adopt, unless that is under way, was tried just now, or cannot be."""

@@ -9,6 +9,7 @@ folded when its clock passed the end; everything else in that event follows from
     attainment  Σ L over completions within their SLO / Σ L over completions that have one
     hit rate    prompt tokens that needed no computing / prompt tokens, over finished prefills
     capacity    Σ κ_C of schedulable workers at the close
+    signals     thresholds that it passed, and for how many windows in a row (`signals.py`)
 """
 
 from collections import deque
@@ -16,11 +17,14 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
 
+from services.controller import signals
+from services.controller.signals import Trend
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
     ENDS,
     EpochCommitted,
     LeadershipTaken,
+    ParametersChanged,
     PrefillCompleted,
     RequestAssigned,
     RequestCompleted,
@@ -32,7 +36,7 @@ from shared.contracts.ids import NodeId, RequestId, Source
 from shared.model.cost import US_PER_S
 from shared.model.lost_routers import LostRouters
 from shared.model.parameters import Parameters
-from shared.model.pool import Pool
+from shared.model.pool import Pool, Worker
 
 UNCLOSED_MAX = 100_000
 """Counts kept apart because a close may fall before them: only what is stored while one append is under way."""
@@ -72,7 +76,7 @@ class Windows:
     """State of the fold; `evolve` is its only writer. `started_ns` is None before the first leader.
 
     `counted` holds (sequence, count) after the last close; `older` adds up those beyond `UNCLOSED_MAX`.
-    `profiled_us` is the window length that the κ_C of a node's workers were committed for.
+    `profiled_us` is the window length that the κ_C of a node's workers were committed for, `last` the newest record.
     """
 
     k: int = 0
@@ -83,6 +87,8 @@ class Windows:
     open: dict[RequestId, Asked] = field(default_factory=dict)
     profiled_us: dict[NodeId, int] = field(default_factory=dict)
     lost_routers: LostRouters = field(default_factory=LostRouters)
+    trend: Trend = field(default_factory=Trend)
+    last: WindowClosed | None = None
 
 
 def evolve(windows: Windows, stored: Stored, parameters: Parameters) -> None:
@@ -106,10 +112,14 @@ def evolve(windows: Windows, stored: Stored, parameters: Parameters) -> None:
                 del windows.open[request]
         case EpochCommitted() as data:
             windows.profiled_us[data.node] = parameters.window_s * US_PER_S
+            windows.trend = signals.after_commit(windows.trend, windows.last)
+        case ParametersChanged() as data if "long_tokens" in data.changes:
+            windows.trend = windows.trend._replace(reference=None)
         case LeadershipTaken() if windows.started_ns is None:
             _begin(windows, stored.stream_seq, stored.event.time_ns)
         case WindowClosed() as data:
-            windows.k = data.k
+            windows.k, windows.last = data.k, data
+            windows.trend = signals.after_window(data)
             _begin(windows, data.to_seq, stored.event.time_ns)
         case _:
             pass
@@ -120,7 +130,7 @@ def close(windows: Windows, pool: Pool, parameters: Parameters, to_seq: int, len
     total = windows.older
     for _, tally in windows.counted:
         total = total.plus(tally)
-    return WindowClosed(
+    window = WindowClosed(
         k=windows.k + 1,
         from_seq=windows.from_seq,
         to_seq=to_seq,
@@ -136,6 +146,7 @@ def close(windows: Windows, pool: Pool, parameters: Parameters, to_seq: int, len
         attainment=total.met_tokens / total.slo_tokens if total.slo_tokens else None,
         hit_rate=total.reused_tokens / total.prefilled_tokens if total.prefilled_tokens else None,
     )
+    return signals.marked(window, windows.trend, parameters)
 
 
 def _begin(windows: Windows, from_seq: int, now_ns: int) -> None:
@@ -170,10 +181,10 @@ def _completion(data: RequestCompleted, asked: Asked | None) -> Tally:
     return Tally(completed=1, slo_tokens=asked.prompt_tokens, met_tokens=met)
 
 
+def capacity_us(windows: Windows, worker: Worker, length_us: int) -> int:
+    """κ_C for a window of this length: one that bridges a change of leaders is longer than those it was given for."""
+    return worker.capacity_us * length_us // windows.profiled_us[worker.node]
+
+
 def _capacity_us(windows: Windows, pool: Pool, length_us: int) -> int:
-    """Σ κ_C, for a window of this length: one that bridges a change of leaders is longer than those κ_C was given for."""
-    return sum(
-        worker.capacity_us * length_us // windows.profiled_us[worker.node]
-        for worker in pool.workers.values()
-        if pool.schedulable(worker)
-    )
+    return sum(capacity_us(windows, worker, length_us) for worker in pool.workers.values() if pool.schedulable(worker))

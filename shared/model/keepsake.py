@@ -19,6 +19,8 @@ from shared.contracts.events import (
     CacheLeadershipTaken,
     CacheScanCompleted,
     CalibrationUpdated,
+    CompositionPinned,
+    CompositionUnpinned,
     Cordoned,
     DrainCompleted,
     DrainStarted,
@@ -47,7 +49,7 @@ Key = tuple[str, ...]
 
 LASTING = (
     NodeRegistered, NodeLost, NodeDeclaredLost, RankAdoptedEpoch, EpochCommitted, EpochAborted, Cordoned, ParametersChanged,
-    Frozen, CalibrationUpdated,
+    Frozen, CalibrationUpdated, CompositionPinned,
 )  # fmt: skip
 """What outlives the log itself. The rest speaks of sequences and of processes that end with it."""
 
@@ -82,6 +84,10 @@ def evolve(keepsake: Keepsake, stored: Stored) -> None:
             _keep(keepsake, ("cordon", data.node), stored)
         case Uncordoned() as data:
             _drop(keepsake, ("cordon", data.node))
+        case CompositionPinned() as data:
+            _keep(keepsake, ("pin", data.node), stored)
+        case CompositionUnpinned() as data:
+            _drop(keepsake, ("pin", data.node))
         case ParametersChanged():
             _keep(keepsake, ("parameters", str(stored.event.id)), stored)
             _prune_parameters(keepsake)

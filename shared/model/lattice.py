@@ -5,8 +5,9 @@ degree-C worker starts at a multiple of C, so two workers can merge exactly when
 node will ever need is known when it starts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from shared.contracts.geometry import DEGREES as DEGREES
 from shared.contracts.geometry import RANKS_MAX as RANKS_MAX
@@ -40,6 +41,20 @@ def lattice(ranks: int) -> Iterator[Group]:
     """Every aligned group of a node with `ranks` ranks, small degrees first: 8 ranks have 8 + 4 + 2 + 1 groups."""
     for degree in DEGREES:
         yield from (Group(first, degree) for first in range(0, ranks - degree + 1, degree))
+
+
+def splits(composition: Composition, degrees: Collection[int]) -> Iterator[Composition]:
+    """Each composition in which one worker has become two of half its degree, from rank 0 up."""
+    for index, degree in enumerate(composition):
+        if degree > 1 and degree // 2 in degrees:
+            yield (*composition[:index], degree // 2, degree // 2, *composition[index + 1 :])
+
+
+def merges(composition: Composition, degrees: Collection[int]) -> Iterator[Composition]:
+    """Each composition in which two buddies have become one worker, from rank 0 up."""
+    for index, (one, other) in enumerate(pairwise(groups_of(composition))):
+        if one.degree == other.degree and one.degree * 2 in degrees and one.first_rank % (2 * one.degree) == 0:
+            yield (*composition[:index], 2 * one.degree, *composition[index + 2 :])
 
 
 def parse_composition(text: str) -> Composition:

@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from shared.contracts.envelope import Stored
 from shared.contracts.events import Frozen, ParametersChanged, Thawed
 
+PERSISTENCE_MAX = 20
+"""Windows that a signal may have to last, and so how many of their demands are kept."""
+
 WorkerOrder = Literal["shortest-first", "fcfs"]
 
 
@@ -39,6 +42,31 @@ class Parameters(BaseModel):
     theta_intra: float = Field(default=2.0, ge=0.001, description="θ_intra, accesses per copy that ask for another")
     theta_reclaim: float = Field(default=0.3, ge=0.001, description="θ_reclaim, accesses per copy too few to keep it")
 
+    reconfiguration_policy: Literal["off", "paper"] = Field(
+        default="paper", description="who changes compositions: nobody but operators, or the paper's thresholds"
+    )
+    reconfiguration_advisory: bool = Field(
+        default=False, description="record what the policy would do, and do nothing of it"
+    )
+    up: float = Field(
+        default=0.75, gt=0, le=10, description="share of the capacity above which demand asks for a split"
+    )
+    down: float = Field(
+        default=0.35, ge=0, le=10, description="share of the capacity below which demand asks for a merge"
+    )
+    persistence: int = Field(
+        default=3, ge=1, le=PERSISTENCE_MAX, description="m, windows in a row for which a signal must hold"
+    )
+    long_share_by: Literal["requests", "tokens"] = Field(
+        default="requests", description="which share of long prompts is watched"
+    )
+    long_delta: float = Field(
+        default=0.02,
+        gt=0,
+        le=1,
+        description="change of that share since the last commit that asks for a step; .10 fits the share of tokens",
+    )
+
     drain_s_max: float = Field(default=15.0, gt=0, le=600, description="a drain that takes longer is given up")
     reconfigurations_max: int = Field(default=2, ge=1, le=64, description="nodes of the pool that change at one time")
 
@@ -46,6 +74,12 @@ class Parameters(BaseModel):
     def _reclaim_below_intra(self) -> Self:
         if self.theta_reclaim >= self.theta_intra:
             raise ValueError(f"theta_reclaim: {self.theta_reclaim} must be below theta_intra ({self.theta_intra})")
+        return self
+
+    @model_validator(mode="after")
+    def _down_below_up(self) -> Self:
+        if self.down >= self.up:
+            raise ValueError(f"down: {self.down} must be below up ({self.up})")
         return self
 
 

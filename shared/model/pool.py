@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
+    CompositionPinned,
+    CompositionUnpinned,
     Cordoned,
     DrainStarted,
     EpochAborted,
@@ -40,12 +42,14 @@ class Worker:
 
 @dataclass(slots=True)
 class Node:
-    """One node. `spec` is its newest registration, `adopted` the epoch each prefill rank serves."""
+    """One node. `spec` is its newest registration, `adopted` the epoch each prefill rank serves. No policy changes the
+    composition of a `pinned` one."""
 
     id: NodeId
     spec: NodeRegistered | None = None
     alive: bool = False
     cordoned: bool = False
+    pinned: bool = False
     epoch: int = 0
     composition: Composition = ()
     workers: tuple[Worker, ...] = ()
@@ -111,6 +115,10 @@ def evolve(pool: Pool, stored: Stored) -> None:
             _node(pool, data.node).cordoned = True
         case Uncordoned():
             _node(pool, data.node).cordoned = False
+        case CompositionPinned():
+            _node(pool, data.node).pinned = True
+        case CompositionUnpinned():
+            _node(pool, data.node).pinned = False
         case _:
             pass
 

@@ -60,6 +60,8 @@ class Values:
             return st.sampled_from(arguments)
         if origin is tuple and arguments[0] is int:
             return COMPOSITIONS
+        if origin is tuple and arguments[-1] is not Ellipsis:
+            return st.tuples(*map(self.of, arguments))
         if origin is tuple:
             return st.lists(self.of(arguments[0]), max_size=3).map(tuple)
         if origin is dict:

@@ -57,6 +57,8 @@ def system() -> Iterator[System]:
     directory = Path(tempfile.mkdtemp(prefix="vertumnus-test-"))
     directory.chmod(0o711)
     running = System(directory)
+    # These few requests are less than the pool could carry: after a minute of them the policy would merge workers.
+    assert running.command("pin", "n0", "--reason", "tests name its workers").stdout == "composition-pinned\n"
     yield running
     status, said = running.up.end(signal.SIGTERM)
     assert status == 0, said
@@ -113,6 +115,28 @@ def test_status_tells_what_runs(system: System) -> None:
     assert [each["degree"] for each in told()["workers"]] == [1, 1, 2, 4]
     assert system.command("status").returncode == 0
     assert "n0/1/4" in system.command("status").stdout
+
+
+def degrees(system: System) -> list[int]:
+    return [each["degree"] for each in json.loads(system.command("status", "--json").stdout)["workers"]]
+
+
+def test_an_operator_changes_a_composition_while_requests_are_served(system: System) -> None:
+    for composition in ("2,2,4", "1,1,2,4"):
+        asked = system.command("reconfigure", "n0", composition, "--reason", "to see it")
+        assert (asked.stdout, asked.returncode) == ("reconfiguration-planned\n", 0), asked.stderr
+        assert system.ask().status_code == 200
+        eventually(lambda wanted=composition: degrees(system) == [int(each) for each in wanted.split(",")])
+    assert system.command("reconfigure", "n0", "1,1,2,4").stdout == "that holds already\n"
+
+
+def test_what_an_operator_cannot_have_is_said(system: System) -> None:
+    refused = system.command("reconfigure", "n0", "4,8")
+    assert (refused.returncode, "degree-8 worker" in refused.stderr) == (2, True)
+    refused = system.command("reconfigure", "n0", "4,4,8")
+    assert (refused.returncode, "16 ranks, but node n0 has 8" in refused.stderr) == (2, True)
+    refused = system.command("drain", "n9")
+    assert (refused.returncode, "'n9' is not one of ['n0']" in refused.stderr) == (2, True)
 
 
 def test_the_record_is_whole_after_every_death(system: System) -> None:

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.model.lattice import DEGREES, RANKS_MAX, Composition, Group, groups_of, lattice, parse_composition
+from shared.model.lattice import (
+    DEGREES,
+    RANKS_MAX,
+    Composition,
+    Group,
+    groups_of,
+    lattice,
+    merges,
+    parse_composition,
+    splits,
+)
 
 
 @st.composite
@@ -91,3 +101,16 @@ def test_a_composition_is_read_back(composition: Composition) -> None:
 def test_no_composition_is_empty() -> None:
     with pytest.raises(ValueError, match="0 ranks"):
         groups_of(())
+
+
+@given(compositions())
+def test_every_split_is_undone_by_one_merge_and_every_merge_by_one_split(composition: Composition) -> None:
+    halved = list(splits(composition, DEGREES))
+    assert len(halved) == sum(degree > 1 for degree in composition)
+    assert all(composition in merges(each, DEGREES) for each in halved)
+    assert all(composition in splits(each, DEGREES) for each in merges(composition, DEGREES))
+
+
+def test_a_degree_that_is_not_allowed_is_no_outcome_of_a_step() -> None:
+    assert list(splits((2, 2, 4), (2, 4))) == [(2, 2, 2, 2)]
+    assert list(merges((4, 4), (2, 4))) == []

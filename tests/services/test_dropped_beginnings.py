@@ -10,6 +10,8 @@ from shared.contracts.events import (
     CacheReported,
     CacheScanCompleted,
     CalibrationUpdated,
+    CompositionPinned,
+    CompositionUnpinned,
     Cordoned,
     DrainCompleted,
     DrainStarted,
@@ -28,6 +30,7 @@ from shared.contracts.events import (
     ReclamationFailed,
     ReclamationRequested,
     ReconciledWorker,
+    ReconfigurationAdvised,
     ReconfigurationPlanned,
     ReplicaInstalled,
     ReplicaReclaimed,
@@ -149,6 +152,11 @@ def decisions(story: Story) -> None:
     story.tell(ParametersChanged(parameters_version=1, changes={"beta": 4.0}, asked_by="ops"))
     story.tell(Frozen(asked_by="ops"), Thawed(asked_by="ops"))
     story.tell(Cordoned(node=N0, asked_by="ops"), Uncordoned(node=N0, asked_by="ops"))
+    story.tell(CompositionPinned(node=N0, asked_by="ops"), CompositionUnpinned(node=N0, asked_by="ops"))
+    advice = ReconfigurationAdvised(
+        node=N0, policy="p", reason="r", old_composition=(8,), new_composition=(4, 4), window=1
+    )
+    story.tell(advice)
     coefficients = load_coefficients("qwen3_30b_a3b_h20").model_dump()
     story.tell(CalibrationUpdated(coefficients=coefficients, samples=1, error_before=1, error_after=0))
     counts = {"inter_candidates": 0, "intra_candidates": 0, "reclaim_candidates": 0}

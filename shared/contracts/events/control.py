@@ -27,6 +27,10 @@ class WindowClosed(EventData):
 
     `demand_us` is D, the predicted prefill seconds of first attempts; the long shares count prompts over `long_tokens`,
     by requests and by tokens; attainment is token-weighted, None when nothing completed.
+
+    `signals` are the thresholds that this window passed, `persistence` for how many windows in a row each was passed since
+    the last commit. `recent_demand` holds D of the last windows in microseconds per second, this one last, and
+    `long_reference` both long shares as of the last commit: what a signal is measured against.
     """
 
     k: int = Field(ge=1)
@@ -45,6 +49,8 @@ class WindowClosed(EventData):
     hit_rate: float | None = None
     signals: tuple[str, ...] = ()
     persistence: dict[str, int] = Field(default_factory=dict)
+    recent_demand: tuple[int, ...] = ()
+    long_reference: tuple[float, float] | None = None
 
 
 class CommittedWorker(BaseModel):
@@ -63,7 +69,9 @@ class CommittedWorker(BaseModel):
 
 
 class Alternative(BaseModel):
-    """One step that was considered, and why it was or was not taken."""
+    """One step that was considered, and why it was or was not taken: how long its drain is predicted to last, how many
+    blocks its new workers would have to get again (missing copies, each as often as it was lately reused), and what its
+    capacity would be."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -72,11 +80,16 @@ class Alternative(BaseModel):
     drain_us: int
     missing_blocks: int
     score: float | None = None
+    capacity_us: int | None = None
 
 
 @event("reconfiguration-planned", channel=Channel.CONTROL, senders=("controller",))
 class ReconfigurationPlanned(EventData):
-    """A node is to move from one composition to another in one switch. Ends in exactly one commit or abort of `epoch`."""
+    """A node is to move from one composition to another in one switch. Ends in exactly one commit or abort of `epoch`.
+
+    `window` is the one that a policy decided after, `capacities_us` κ_C by degree as it counted; an operator's plan has
+    neither, and `asked_by` instead.
+    """
 
     node: NodeId
     epoch: int = Field(ge=1)
@@ -88,6 +101,24 @@ class ReconfigurationPlanned(EventData):
     coming: tuple[WorkerId, ...]
     alternatives: tuple[Alternative, ...] = ()
     forecast_gain: float | None = None
+    window: int | None = None
+    capacities_us: dict[int, int] = Field(default_factory=dict)
+    asked_by: str | None = None
+
+
+@event("reconfiguration-advised", channel=Channel.CONTROL, senders=("controller",))
+class ReconfigurationAdvised(EventData):
+    """What the policy would have planned after this window, had it not been told to advise only. Nothing follows from it."""
+
+    node: NodeId
+    policy: str
+    reason: str
+    old_composition: Composition
+    new_composition: Composition
+    alternatives: tuple[Alternative, ...] = ()
+    forecast_gain: float | None = None
+    window: int
+    capacities_us: dict[int, int] = Field(default_factory=dict)
 
 
 @event("drain-started", channel=Channel.CONTROL, senders=("controller",))
@@ -181,6 +212,24 @@ class Cordoned(EventData):
 @event("uncordoned", channel=Channel.CONTROL, senders=("controller",))
 class Uncordoned(EventData):
     """The node takes work again."""
+
+    node: NodeId
+    asked_by: str
+    reason: str = ""
+
+
+@event("composition-pinned", channel=Channel.CONTROL, senders=("controller",))
+class CompositionPinned(EventData):
+    """No policy changes this node's composition any more; operators still may."""
+
+    node: NodeId
+    asked_by: str
+    reason: str = ""
+
+
+@event("composition-unpinned", channel=Channel.CONTROL, senders=("controller",))
+class CompositionUnpinned(EventData):
+    """Policies may change the node's composition again."""
 
     node: NodeId
     asked_by: str

@@ -5,7 +5,7 @@ from controller_world import ControllerStory, led
 from pydantic import ValidationError
 
 from services.controller import decider
-from services.controller.decider import Asker, Incarnation, UnknownNode
+from services.controller.decider import Asker, Incarnation, NotNow, UnknownNode
 from services.controller.liveness import Liveness
 from shared.contracts.events import NodeDeclaredLost, RouterLost, RouterRegistered
 from shared.contracts.ids import NodeId, RouterId, Source
@@ -136,3 +136,38 @@ def test_heartbeats_of_strangers_are_not_kept() -> None:
     alive.silent(set(), 3)
     assert not alive._first_ns
     assert not alive._last_ns
+
+
+def test_a_pin_and_its_repetition() -> None:
+    story = led()
+    story.tell(registered())
+    assert decider.unpin(story.state, N0, ME) == []
+    story.tell(*decider.pin(story.state, N0, ME))
+    assert story.state.pool.nodes[N0].pinned
+    assert decider.pin(story.state, N0, ME) == []
+    story.tell(*decider.unpin(story.state, N0, ME))
+    assert not story.state.pool.nodes[N0].pinned
+
+
+def test_an_operators_reconfiguration_is_a_plan_with_a_name_to_it() -> None:
+    story = led()
+    story.tell(*serving("n0", (4, 4)))
+    assert decider.reconfigure(story.state, N0, (4, 4), ME) == [], "it has that"
+    [plan] = decider.reconfigure(story.state, N0, (8,), ME)
+    assert (plan.asked_by, plan.reason, plan.policy, plan.window) == ("me", "because", "operator", None)
+    story.tell(plan)
+    with pytest.raises(NotNow, match="node n0 is being reconfigured"):
+        decider.reconfigure(story.state, N0, (4, 4), ME)
+    with pytest.raises(UnknownNode):
+        decider.reconfigure(story.state, NodeId("nx"), (8,), ME)
+
+
+def test_a_drain_cordons_and_retires_every_worker() -> None:
+    story = led()
+    story.tell(*serving("n0", (4, 4)))
+    cordoned, plan = decider.drain(story.state, N0, ME)
+    assert cordoned.TYPE == "cordoned"
+    assert (plan.retiring, plan.coming) == (("n0/1/0", "n0/1/4"), ("n0/2/0", "n0/2/4"))
+    story.tell(cordoned, plan)
+    with pytest.raises(NotNow):
+        decider.drain(story.state, N0, ME)

@@ -1,116 +1,11 @@
 """The controller's shell over the in-memory log and bus, with a clock that stands still until told."""
 
-import random
-
-from prometheus_client import CollectorRegistry
+from controller_pool import N0, SUBJECTS, Pool
 from structlog.testing import capture_logs
 
-from services.controller import decider
-from services.controller.epochs import Configured
-from services.controller.metrics import Metrics
-from services.controller.shell import Controller, Epochs
-from shared.contracts.commands import Accepted, Adopt, NodeLoad, Refused, Reply, decode_command, encode_message
-from shared.contracts.envelope import EventData, Stored
+from shared.contracts.commands import Accepted, Refused
 from shared.contracts.events import EpochCommitted, LeadershipTaken, NodeDeclaredLost, WindowClosed
-from shared.contracts.ids import NodeId, Source
-from shared.contracts.subjects import Subjects
-from shared.model.capacity import Capacities
-from shared.runtime.appending import Identity, Sealer
-from shared.runtime.clock import Ids
-from shared.runtime.fence import Fence
-from shared.runtime.leadership import Leadership
-from shared.runtime.lease import CellLease
-from shared.runtime.memory import ManualClock, MemoryBus, MemoryCell, MemoryLog
-from shared.runtime.outbox import Outbox
-from shared.runtime.ports import Unavailable
-from shared.runtime.projection import Projection
-from tests.support.story import adopted, registered
-
-N0 = NodeId("n0")
-SUBJECTS = Subjects("main")
-
-
-class Cell(MemoryCell):
-    """A record on a server that may be `away`."""
-
-    away = False
-
-    async def write(self, value: bytes, revision: int) -> int:
-        if self.away:
-            raise Unavailable("the server is away")
-        return await super().write(value, revision)
-
-
-class Pool:
-    """One controller, and node n0 as its agent would behave."""
-
-    def __init__(self) -> None:
-        self.clock, self.log = ManualClock(), MemoryLog()
-        self.bus = MemoryBus(self.clock)
-        self.registry = CollectorRegistry()
-        self.events: list[EventData] = []
-        self.commands: list[Adopt] = []
-        self.reply: Reply = Accepted()
-        self.beating = True
-        self.cell = Cell()
-
-    def _sealer(self, name: str) -> Sealer:
-        return Sealer(Identity("main", Source(name), name), SUBJECTS, self.clock, Ids(self.clock, random.Random(name)))
-
-    def _witness(self, _: None, stored: Stored) -> None:
-        self.events.append(stored.data)
-
-    async def start(self, composition: tuple[int, ...] = (4, 4)) -> None:
-        agent = Projection(self.log, [SUBJECTS.all_events], None, self._witness)
-        await agent.start()
-        self.agent = Outbox(agent, self._sealer("n0"), self.clock)
-        await self.agent.start()
-        await self.bus.subscribe(SUBJECTS.agent(N0), self._obey)
-        state = decider.initial()
-        projection = Projection(self.log, [SUBJECTS.all_events], state, decider.evolve)
-        self.leadership = Leadership(
-            CellLease(self.cell, "c1", self.clock),
-            projection,
-            Fence(projection, self._sealer("c1"), SUBJECTS.control, self.clock),
-            lambda lease_term: decider.take_leadership(state, "c1", lease_term),
-            self.clock,
-        )
-        self.controller = Controller(
-            state,
-            self.leadership,
-            self.bus,
-            SUBJECTS,
-            self.clock,
-            Epochs(Configured(composition, {}), 0.5, Capacities(version="p-1", capacity_shares={8: 1.25})),
-            Metrics(self.registry),
-        )
-        projection.listen(self.controller.folded)
-        await projection.start()
-        await self.leadership.start()
-        await self.controller.start()
-        await self.clock.advance(0)
-
-    async def _obey(self, _subject: str, payload: bytes) -> bytes:
-        command = decode_command(payload)
-        assert isinstance(command, Adopt)
-        self.commands.append(command)
-        if isinstance(self.reply, Accepted):
-            self.agent.record(adopted("n0", command.epoch, incarnation=command.incarnation))
-        return encode_message(self.reply)
-
-    async def live(self, seconds: int, incarnation: int = 1) -> None:
-        """Time passes, with a heartbeat each second."""
-        load = NodeLoad(node=N0, incarnation=incarnation, epoch=1, queued={}, running={}, used_blocks=0, free_blocks=0)
-        for _ in range(seconds):
-            if self.beating:
-                await self.bus.publish(SUBJECTS.load(N0), encode_message(load))
-            await self.clock.advance(1)
-
-    def all(self, kind: type[EventData]) -> list[EventData]:
-        return [each for each in self.events if isinstance(each, kind)]
-
-    def metric(self, name: str, **labels: str) -> float | None:
-        return self.registry.get_sample_value(name, labels)
+from tests.support.story import registered
 
 
 async def test_a_node_adopts_and_is_committed() -> None:

@@ -57,6 +57,10 @@ def test_a_window_by_hand() -> None:
         capacity_us=2 * 14 * SECOND_US,
         attainment=10_000 / 50_000,
         hit_rate=3_000 / 50_000,
+        signals=("underload",),
+        persistence={"underload": 1},
+        recent_demand=(400_000,),
+        long_reference=(1 / 3, 40_000 / 82_768),
     )
 
 
