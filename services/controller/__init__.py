@@ -9,6 +9,6 @@ Promises:
 4.  A router or node that is silent for three seconds is declared lost; never because this process itself was deaf.
 5.  What an operator asks for is an event with a name to it.
 
-`saga.py` decides one reconfiguration from plan to commit or abort. Nothing plans one yet: the policies that compare
-windows with thresholds, and the shell's part in a saga, belong to the reconfiguration policy and are not in this version.
+6.  A node changes its composition after a window whose signals call for it (`reconfiguring.py` asks the policy), or when an
+    operator says so: always by one saga (`saga.py`), which ends in the new composition or in the old one.
 """

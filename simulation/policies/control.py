@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from services.cachemgr import decider as cachemgr
 from services.controller import decider as controller
-from services.controller import epochs, saga
+from services.controller import epochs, reconfiguring, saga
 from services.controller.capacity import Capacity, capacity
 from services.controller.epochs import Configured
 from shared.contracts.commands import Adopt, Drain
@@ -22,6 +22,9 @@ TICK_S = 0.25
 
 CONTROLLER, CACHE_MANAGER = Source("controller"), Source("cachemgr")
 ASKED_BY = controller.Asker("simulation", "as set up")
+
+FIXED = {"reconfiguration_policy": "off"}
+"""Compositions stay as set up unless a policy is asked for."""
 
 
 class Control:
@@ -42,7 +45,7 @@ class Control:
         self._say([controller.take_leadership(self.state, CONTROLLER, 1)])
         if self.manager is not None:
             self._manage([cachemgr.take_leadership(self.manager, CACHE_MANAGER, 1)])
-        self._say(controller.change_parameters(self.state, dict(self._setup.parameters), ASKED_BY))
+        self._say(controller.change_parameters(self.state, {**FIXED, **self._setup.parameters}, ASKED_BY))
         for node in self._nodes.values():
             node.register()
         default = next(iter(self._setup.nodes.values()))
@@ -61,7 +64,9 @@ class Control:
     # --- ticks
 
     def _tick(self) -> None:
-        self._say(controller.close_window(self.state, self._agenda.now_ns))
+        if closed := controller.close_window(self.state, self._agenda.now_ns):
+            self._say(closed)
+            self._say(reconfiguring.decide(self.state, self._capacity))
         for each in tuple(self.state.sagas.open.values()):
             self._say(saga.advance(each, self.state.parameters, self._capacity, self._agenda.now_ns))
             if each.plan.node in self.state.sagas.open:

@@ -9,7 +9,7 @@ from services.controller.decider import Asker, Incarnation, NotNow, UnknownNode
 from services.controller.liveness import Liveness
 from shared.contracts.events import NodeDeclaredLost, RouterLost, RouterRegistered
 from shared.contracts.ids import NodeId, RouterId, Source
-from tests.support.story import registered
+from tests.support.story import registered, serving
 
 N0 = NodeId("n0")
 ME = Asker("me", "because")
