@@ -192,7 +192,7 @@ class Dispatcher:
         self._calls[call.request] = call
         driver = Driver(self._wiring, call, first)
         call.driver = asyncio.create_task(driver.run(), name=f"request {call.request}")
-        call.driver.add_done_callback(lambda driver: self._forget(call, driver))
+        call.driver.add_done_callback(lambda task: self._forget(call, driver, task))
 
     def _arrival(self, order: Order) -> Arrival:
         slo_us = order.slo_us if order.slo_us is not None else self.state.coefficients.slo_us(order.prompt_tokens)
@@ -228,9 +228,11 @@ class Dispatcher:
         self._metrics.decision_s.observe((self._wiring.clock.monotonic_ns() - began_ns) / 1e9)
         return facts
 
-    def _forget(self, call: Call, driver: "asyncio.Task[None]") -> None:
+    def _forget(self, call: Call, driver: Driver, task: "asyncio.Task[None]") -> None:
+        if task.cancelled() and not call.is_closed:
+            driver.call_off()
         if not call.is_closed:
-            self._logger.error("request without an end", request=call.request, error=repr(driver.exception()))
+            self._logger.error("request without an end", request=call.request, error=repr(task.exception()))
             call.close(Unserved("internal", "an internal error; the log has the details"))
         call.slot.release()
         self._calls.pop(call.request, None)

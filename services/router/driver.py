@@ -58,14 +58,10 @@ class Driver:
 
     async def run(self) -> None:
         """Returns when the end is recorded. Raises nothing."""
-        call = self._call
         try:
             finish = await self._serve()
         except (asyncio.CancelledError, _ClientGone):
-            if call.shut_down:
-                self._fail(Unserved("shutdown", "the router is shutting down"))
-            else:
-                self._cancelled()
+            self.call_off()
         except Unserved as failure:
             self._fail(failure)
         except Exception:
@@ -75,6 +71,13 @@ class Driver:
             self._complete(finish)
             return
         await self._give_up()
+
+    def call_off(self) -> None:
+        """Nobody waits for the answer any more. For a task that was cancelled before its first step, which runs nothing."""
+        if self._call.shut_down:
+            self._fail(Unserved("shutdown", "the router is shutting down"))
+        else:
+            self._cancelled()
 
     async def _serve(self) -> Finish:
         while True:
