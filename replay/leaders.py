@@ -80,8 +80,9 @@ class LeaderReplica:
             self._role.evolve(self.state, unseen)
             self._derive(run, derived)
         self._unseen.clear()
-        for each in run:
-            self._derive([each], derived)
+        for number, each in enumerate(run):
+            # Those behind it may have been appended later, but before anything else was: then they were decided here.
+            self._derive(run[number:], derived)
             self._judge(each, derived.get(each.stream_seq, ()))
             self._role.evolve(self.state, each)
 
