@@ -72,9 +72,7 @@ class NodeAgent:
         await self._ports.outbox.start()
         self.projection.listen(self._learn)
         await self._ports.bus.subscribe(self._ports.subjects.agent(self._ports.node), self._handle)
-        self._ports.metrics.watch(
-            self._ports.node, lambda: len(self._ports.state.desk), lambda: self._ports.outbox.events
-        )
+        self._ports.metrics.watch(self._ports.node, lambda: len(self._ports.state.desk), lambda: self.unstored_events)
         self._tasks = [asyncio.create_task(self._lives(), name="lives"), asyncio.create_task(self._beat(), name="beat")]
 
     async def failed(self) -> Exception:
@@ -109,6 +107,11 @@ class NodeAgent:
         await asyncio.gather(lives, beat, return_exceptions=True)
         await self._ports.outbox.stop()
         await self.projection.stop()
+
+    @property
+    def unstored_events(self) -> int:
+        """How many recorded events the log has not acknowledged."""
+        return self._ports.outbox.events
 
     def ready(self) -> str | None:
         """Why this node cannot serve, or None."""

@@ -3,6 +3,7 @@
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import copy_context
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -19,6 +20,9 @@ from shared.runtime.nats_link import NatsLink, connect
 from shared.runtime.nats_log import NatsLog, open_log
 from shared.runtime.ports import Bus, EventLog
 from shared.runtime.settings import ServiceSettings
+from simulation.faults.distant import DistantCell, DistantLog
+from simulation.faults.exchange import DistantBus, Exchange
+from simulation.faults.network import Link, Weather
 from tests.runtime.proxy import Proxy
 
 SUBJECTS = Subjects("test")
@@ -73,7 +77,7 @@ async def nats(nats_server: EmbeddedNats) -> AsyncIterator[NatsClient]:
         yield NatsClient(nats_server.url, stack)
 
 
-@pytest.fixture(params=["memory", "nats"])
+@pytest.fixture(params=["memory", "distant", "nats"])
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     """The same tests hold both implementations to the contract of the ports."""
     clock = ManualClock()
@@ -83,6 +87,9 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
             stack.push_async_callback(bus.close)
             leases = CellLease(cell, "a", clock), CellLease(cell, "b", clock)
             yield World(MemoryLog(), bus, bus, leases, clock)
+            return
+        if request.param == "distant":
+            yield _distant(clock)
             return
         client = NatsClient(request.getfixturevalue("nats_server").url, stack)
         link = await client.link()
@@ -95,3 +102,12 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
             (CellLease(cells[0], "a", clock), CellLease(cells[1], "b", clock)),
             clock,
         )
+
+
+def _distant(lease_clock: ManualClock) -> World:
+    """What the fault simulation puts in front of the in-memory world, while nothing fails."""
+    log, exchange, cell, weather = MemoryLog(), Exchange(), MemoryCell(), Weather()
+    links = [Link(name, random.Random(name), weather, copy_context()) for name in "ab"]
+    buses = [DistantBus(exchange, link, CLOCK) for link in links]
+    leases = [CellLease(DistantCell(cell, link), link.name, lease_clock) for link in links]
+    return World(DistantLog(log, links[0]), *buses, (leases[0], leases[1]), lease_clock)

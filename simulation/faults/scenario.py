@@ -1,0 +1,206 @@
+"""What a seed stands for: a pool, its requests, what is asked of it and what befalls it. Drawn as a whole before anything runs,
+so that a smaller scenario is the same one with parts left out.
+"""
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, Literal, NamedTuple, get_args
+
+from shared.model.lattice import Composition
+
+FaultKind = Literal[
+    "kill", "stop", "cut", "outage", "loss", "repetition", "disorder", "delay", "unacknowledged", "late", "straggler",
+    "engine-death",
+]  # fmt: skip
+AskKind = Literal["reconfigure", "freeze", "cordon", "parameters"]
+
+STRENGTHS: dict[FaultKind, tuple[float, float]] = {
+    "loss": (0.02, 0.5),
+    "repetition": (0.05, 0.5),
+    "disorder": (0.1, 0.9),
+    "delay": (0.05, 1.5),
+    "unacknowledged": (0.1, 0.8),
+    "late": (0.05, 0.5),
+    "straggler": (3.0, 60.0),
+}
+"""Chances, seconds or a factor: what `Fault.strength` means by kind, from weak to strong."""
+
+FAULTS_FROM_S = 2.0
+"""A pool comes up undisturbed in most scenarios, or little would ever run."""
+
+
+class Fault(NamedTuple):
+    """`target` is a role's name; empty for everybody at once."""
+
+    at_s: float
+    kind: FaultKind
+    target: str
+    lasts_s: float
+    strength: float = 0.0
+
+
+class Ask(NamedTuple):
+    """What an operator or a policy asks for. `choice` in [0, 1) picks among what is possible then."""
+
+    at_s: float
+    kind: AskKind
+    node: int
+    choice: float
+
+
+class Request(NamedTuple):
+    """One client's request: blocks of shared documents, a tail of its own, and how much patience there is.
+
+    `leaves_after` and `enough_after` count tokens; `patience_s` ends a wait for the next one.
+    """
+
+    at_s: float
+    documents: tuple[int, ...]
+    tail_tokens: int
+    max_tokens: int
+    router: float
+    sampled: bool = False
+    stops: bool = False
+    leaves_after: int | None = None
+    enough_after: int | None = None
+    patience_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The pool. Compositions are the nodes' first ones."""
+
+    routers: int
+    standbys: bool
+    compositions: tuple[Composition, ...]
+    decode_ranks: int
+    blocks_per_rank: int
+    queue_max: int
+    skews_ms: int
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(f"n{index}" for index in range(len(self.compositions)))
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Every process of the pool."""
+        leaders = ("controller-a", "cachemgr-a", *(("controller-b", "cachemgr-b") if self.standbys else ()))
+        routers = (f"router-{index}" for index in range(self.routers))
+        return (*leaders, *routers, *(f"worker-{node}" for node in self.nodes), "ledger")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`heals_at_s` is when every fault has ended. `checks_every` is after how many instants all states check themselves."""
+
+    seed: int
+    shape: Shape
+    requests: tuple[Request, ...]
+    asks: tuple[Ask, ...]
+    faults: tuple[Fault, ...]
+    heals_at_s: float
+    checks_every: int = 40
+
+    def only(
+        self,
+        faults: tuple[int, ...] | None = None,
+        requests: tuple[int, ...] | None = None,
+        asks: tuple[int, ...] | None = None,
+    ) -> "Scenario":
+        """With nothing but these parts, by their numbers; None for all."""
+        return replace(
+            self,
+            faults=_some(self.faults, faults),
+            requests=_some(self.requests, requests),
+            asks=_some(self.asks, asks),
+        )
+
+
+def _some(parts: tuple[Any, ...], which: tuple[int, ...] | None) -> tuple[Any, ...]:
+    return parts if which is None else tuple(parts[number] for number in which)
+
+
+COMPOSITIONS: tuple[Composition, ...] = (
+    (4,), (2, 2), (1, 1, 2), (2, 1, 1), (1, 1, 1, 1), (4, 4), (1, 1, 2, 4), (2, 2, 4), (8,), (4, 2, 2),
+)  # fmt: skip
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    chance = Random(f"scenario {seed}")
+    shape = _shape(chance)
+    lasts_s = chance.uniform(6, 14)
+    small = seed % 10 == 0
+    requests = sorted(_request(chance, lasts_s) for _ in range(chance.randint(2, 5 if small else 18)))
+    asks = sorted(_ask(chance, shape, lasts_s) for _ in range(chance.choice((0, 0, 1, 2, 4))))
+    faults = sorted(_fault(chance, shape, lasts_s) for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4, 6))))
+    return Scenario(
+        seed=seed,
+        shape=shape,
+        requests=tuple(requests),
+        asks=tuple(asks),
+        faults=tuple(faults),
+        heals_at_s=lasts_s,
+        checks_every=1 if small else 40,
+    )
+
+
+def _shape(chance: Random) -> Shape:
+    ranks = chance.choice((4, 4, 8))
+    fitting = [each for each in COMPOSITIONS if sum(each) == ranks]
+    return Shape(
+        routers=chance.choice((1, 2, 2, 3)),
+        standbys=chance.random() < 0.7,
+        compositions=tuple(chance.choice(fitting) for _ in range(chance.choice((1, 2, 2, 3)))),
+        decode_ranks=chance.choice((0, 1, 1, 2)),
+        blocks_per_rank=chance.choice((6, 12, 40)),
+        queue_max=chance.choice((2, 8, 8)),
+        skews_ms=chance.choice((0, 50, 1_500)),
+    )
+
+
+def _request(chance: Random, lasts_s: float) -> Request:
+    ends: dict[str, Any] = {}
+    match chance.choice(("all", "all", "all", "all", "leaves", "enough", "patience")):
+        case "leaves":
+            ends["leaves_after"] = chance.randint(0, 10)
+        case "enough":
+            ends["enough_after"] = chance.randint(1, 10)
+        case "patience":
+            ends["patience_s"] = chance.uniform(0.05, 3)
+    return Request(
+        at_s=round(chance.uniform(0.5, lasts_s), 3),
+        documents=tuple(chance.randint(0, 2) for _ in range(chance.randint(0, 3))),
+        tail_tokens=chance.randint(1, 90),
+        max_tokens=chance.choice((1, 2, 8, 20, 40)),
+        router=chance.random(),
+        sampled=chance.random() < 0.3,
+        stops=chance.random() < 0.2,
+        **ends,
+    )
+
+
+def _ask(chance: Random, shape: Shape, lasts_s: float) -> Ask:
+    kind: AskKind = chance.choice((*("reconfigure",) * 6, *get_args(AskKind)))
+    return Ask(
+        at_s=round(chance.uniform(2, lasts_s), 3),
+        kind=kind,
+        node=chance.randrange(len(shape.nodes)),
+        choice=round(chance.random(), 6),
+    )
+
+
+def _fault(chance: Random, shape: Shape, lasts_s: float) -> Fault:
+    kind: FaultKind = chance.choice(("kill", "kill", "cut", "cut", "stop", "unacknowledged", *get_args(FaultKind)))
+    at_s = chance.uniform(FAULTS_FROM_S if chance.random() < 0.9 else 0.0, lasts_s)
+    left_s = lasts_s - at_s
+    workers = [role for role in shape.roles if role.startswith("worker-")]
+    if kind in ("straggler", "engine-death"):
+        target = chance.choice(workers)
+    elif kind in ("kill", "stop", "cut") or (kind != "outage" and chance.random() < 0.5):
+        target = chance.choice(shape.roles)
+    else:
+        target = ""
+    strength = chance.uniform(*STRENGTHS[kind]) if kind in STRENGTHS else 0.0
+    return Fault(round(at_s, 3), kind, target, round(min(left_s, chance.expovariate(1 / 3)), 3), round(strength, 3))
