@@ -123,6 +123,6 @@ def _check_holders(scene: Scene, name: str, holders: Holders) -> None:
         state, engine = agent.projection.state, place.service.engines[-1]
         for worker, group in state.served.workers(state.node).items():
             real = {block for _, run in engine.resident(group).runs for block in run}
-            held = holders.workers[worker]
-            if held.trust != "exact" or held.parents.keys() != real:
-                raise Violation(f"{name}: knows {len(held.parents)} blocks of {worker} ({held.trust}) of {len(real)}")
+            known, trust = {block for block, _ in holders.index.held(worker)}, holders.trust(worker)
+            if trust != "exact" or known != real:
+                raise Violation(f"{name}: knows {len(known)} blocks of {worker} ({trust}), which holds {len(real)}")

@@ -14,6 +14,7 @@ from services.controller import decider as control_decider
 from services.controller import hosting as controller
 from services.router import decider as router_decider
 from services.router import hosting as router
+from shared.model.prefix_index import PrefixIndex
 from simulation.faults.checkers import Violation
 from simulation.faults.scene import Scene
 
@@ -61,7 +62,7 @@ def differing(path: str, one: Any, other: Any) -> str | None:
     if is_dataclass(one) and type(one) is type(other):
         names = [each.name for each in fields(one) if each.name not in ELSEWHERE]
         return _first((f"{path}.{name}", getattr(one, name), getattr(other, name)) for name in names)
-    if isinstance(one, Trie) and isinstance(other, Trie):
+    if isinstance(one, Trie | PrefixIndex) and type(one) is type(other):
         return differing(path, _portrait(one), _portrait(other))
     if isinstance(one, dict) and isinstance(other, dict):
         if strange := one.keys() ^ other.keys():
@@ -74,5 +75,8 @@ def _first(parts: Iterable[tuple[str, Any, Any]]) -> str | None:
     return next((found for part in parts if (found := differing(*part)) is not None), None)
 
 
-def _portrait(trie: Trie) -> dict[Any, Any]:
-    return {block: (node.depth, node.replicas, *trie.demand(node)) for block, node in trie.nodes.items()}
+def _portrait(tree: Trie | PrefixIndex[Any]) -> dict[Any, Any]:
+    """What it says, whatever runs or order it says it in."""
+    if isinstance(tree, PrefixIndex):
+        return {holder: dict(tree.held(holder)) for holder in tree.counts}
+    return {block: (node.depth, node.replicas, *tree.demand(node)) for block, node in tree.nodes.items()}
