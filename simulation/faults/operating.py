@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from services.controller import decider, saga
+from services.controller import decider
 from services.controller import hosting as controller
-from services.controller.decider import Asker, State, UnknownNode
+from services.controller.decider import Asker, NotNow, State, UnknownNode
 from shared.contracts.envelope import EventData
 from shared.contracts.ids import NodeId
+from shared.model.lattice import Composition
 from shared.runtime.leadership import NotLeading
 from simulation.faults.scenario import COMPOSITIONS, Ask
 from simulation.faults.scene import Scene, within_life
@@ -18,16 +19,28 @@ LASTS_S = 1.5
 
 ASKER = Asker("operator", "the scenario says so")
 
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"worker_order": "fcfs"},
+    {"placement_policy": "least-work"},
+    {"attempts_max": 2},
+    {"window_s": 1},
+)
+
 Proposal = Callable[[State], Sequence[EventData]]
 
 
 async def ask(scene: Scene, asked: Ask) -> None:
-    """Ask at its time; nothing comes of it if nobody leads then."""
+    """Ask at its time; nothing comes of it if nobody leads then. What would keep the pool from serving is taken back."""
     await asyncio.sleep(asked.at_s)
     node = NodeId(scene.scenario.shape.nodes[asked.node])
     match asked.kind:
         case "reconfigure":
-            await _propose(scene, lambda state: _move(state, node, asked.choice))
+            composition = _composition(scene, asked)
+            await _propose(scene, lambda state: decider.reconfigure(state, node, composition, ASKER))
+        case "drain":
+            await _propose(scene, lambda state: decider.drain(state, node, ASKER))
+            await asyncio.sleep(LASTS_S)
+            await _insist(scene, lambda state: decider.uncordon(state, node, ASKER))
         case "freeze":
             await _propose(scene, lambda state: decider.freeze(state, ASKER))
             await asyncio.sleep(LASTS_S)
@@ -37,20 +50,15 @@ async def ask(scene: Scene, asked: Ask) -> None:
             await asyncio.sleep(LASTS_S)
             await _insist(scene, lambda state: decider.uncordon(state, node, ASKER))
         case "parameters":
-            changes: dict[str, Any] = (
-                {"worker_order": "fcfs"} if asked.choice < 0.5 else {"placement_policy": "least-work"}
-            )
+            changes = CHANGES[int(asked.choice * len(CHANGES))]
             await _propose(scene, lambda state: decider.change_parameters(state, changes, ASKER))
 
 
-def _move(state: State, node: NodeId, choice: float) -> Sequence[EventData]:
-    """Any composition of as many ranks, the present one included: then nothing is planned."""
-    known = state.pool.nodes.get(node)
-    fitting = [each for each in COMPOSITIONS if known is not None and sum(each) == sum(known.composition)]
-    if not fitting:
-        return []
-    move = saga.Move(node, fitting[int(choice * len(fitting))], "operator", ASKER.reason)
-    return saga.plan(state.sagas, state.pool, state.parameters, move)
+def _composition(scene: Scene, asked: Ask) -> Composition:
+    """Any composition of as many ranks, perhaps the present one: then nothing comes of it."""
+    ranks = sum(scene.scenario.shape.compositions[asked.node])
+    fitting = [each for each in COMPOSITIONS if sum(each) == ranks]
+    return fitting[int(asked.choice * len(fitting))]
 
 
 async def _insist(scene: Scene, proposal: Proposal) -> None:
@@ -76,6 +84,6 @@ async def _decide(hosted: controller.Hosted, proposal: Proposal) -> bool:
         await hosted.leadership.decide(lambda: proposal(hosted.state))
     except NotLeading:
         return False
-    except UnknownNode:
-        return True  # it has not come up yet, so there is nothing to cordon
+    except (UnknownNode, NotNow):
+        return True  # refused, as operators are
     return True

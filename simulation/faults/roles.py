@@ -18,7 +18,6 @@ from services.worker.engines import engines
 from services.worker.settings import WorkerSettings
 from shared.contracts.ids import NodeId
 from simulation.faults.process import Process
-from simulation.faults.sagas import drive
 from simulation.faults.scenario import Shape
 
 POOL = "main"
@@ -75,9 +74,8 @@ async def _router(process: Process) -> Service:
 async def _controller(process: Process, shape: Shape) -> Service:
     compositions = {NodeId(node): each for node, each in zip(shape.nodes, shape.compositions, strict=True)}
     settings = ControllerSettings(pool=POOL, compositions=compositions)
-    runtime = process.runtime(settings)
-    hosted = await controller.host(settings, runtime)
-    return Service(hosted, [*hosted.failures, drive(hosted, runtime)], hosted.controller.stop)
+    hosted = await controller.host(settings, process.runtime(settings))
+    return Service(hosted, hosted.failures, hosted.controller.stop)
 
 
 async def _cachemgr(process: Process) -> Service:

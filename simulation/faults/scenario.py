@@ -12,7 +12,7 @@ FaultKind = Literal[
     "kill", "stop", "cut", "outage", "loss", "repetition", "disorder", "delay", "unacknowledged", "late", "straggler",
     "engine-death",
 ]  # fmt: skip
-AskKind = Literal["reconfigure", "freeze", "cordon", "parameters"]
+AskKind = Literal["reconfigure", "drain", "freeze", "cordon", "parameters"]
 
 STRENGTHS: dict[FaultKind, tuple[float, float]] = {
     "loss": (0.02, 0.5),
