@@ -25,12 +25,14 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     return paths
 
 
-def lines(panels: Mapping[str, Mapping[str, Line]], x_label: str, y_label: str, title: str) -> Figure:
+def lines(
+    panels: Mapping[str, Mapping[str, Line]], x_label: str, y_label: str, title: str, logarithmic: bool
+) -> Figure:
     """One panel for each workload, one line for each policy, bars for the spread."""
     figure = Figure(figsize=(PANEL_INCHES * len(panels) + 0.6, PANEL_INCHES + 0.7), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (name, of_policy) in zip(axes, panels.items(), strict=True):
-        _lines(axis, of_policy)
+        _lines(axis, of_policy, logarithmic)
         axis.set_title(name, fontsize=10)
         axis.set_xlabel(x_label)
     axes[0].set_ylabel(y_label)
@@ -40,11 +42,11 @@ def lines(panels: Mapping[str, Mapping[str, Line]], x_label: str, y_label: str, 
     return figure
 
 
-def _lines(axis: Axes, of_policy: Mapping[str, Line]) -> None:
+def _lines(axis: Axes, of_policy: Mapping[str, Line], logarithmic: bool) -> None:
     for (name, line), colour in zip(of_policy.items(), COLOURS, strict=False):
         means, sds = [each.mean for each in line.values()], [each.sd for each in line.values()]
         axis.errorbar(list(line), means, yerr=sds, label=name, color=colour, marker="o", markersize=3, capsize=2)
-    axis.set_yscale("log")
+    axis.set_yscale("log" if logarithmic else "linear")
     axis.grid(visible=True, which="both", linewidth=0.3)
 
 

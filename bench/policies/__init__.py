@@ -1,0 +1,1 @@
+"""Figures of policies, out of the simulator: `python -m bench.policies --help`."""

@@ -1,0 +1,60 @@
+"""Tables and pictures of policies in virtual time. Seconds of requests are the cost model's."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.policies import routing as routing_bench
+from bench.policies import scale as scale_bench
+from bench.policies import sensitivity as sensitivity_bench
+from bench.policies.workloads import source
+from cli.simulating.asking import parse_nodes
+from shared.model.cost import load_coefficients
+from simulation.policies.setup import Setup
+from simulation.policies.studies import policy as policy_of
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+Traces = Annotated[list[str], typer.Argument(help="trace files in Mooncake's format, or conversation, tool-agent")]
+Policy = Annotated[str, typer.Option(help="as in `vertumnus simulate`")]
+Slices = Annotated[int, typer.Option(min=1, help="stretches of each trace, each a run; the spread is over them")]
+Limit = Annotated[int, typer.Option(min=1, help="requests of a slice at most")]
+WarmUp = Annotated[float, typer.Option(min=0, help="what arrives before is left out")]
+Out = Annotated[Path | None, typer.Option(file_okay=False, help="a folder for JSON, PNG and SVG")]
+RATES, SIZES = [3.0, 5.0, 8.0], [40, 400, 2_000, 10_000]
+PEERS = ["paper", "paper, shortest first", "least-work", "round-robin", "least-tokens", "power-of-two"]
+SETUP = Setup(parse_nodes(["2x4,4", "3x8"], None), load_coefficients("qwen3_30b_a3b_h20"))
+
+
+@app.command()
+def routing(traces: Traces, policy: Annotated[list[str], typer.Option()] = PEERS,
+            rate: Annotated[list[float], typer.Option()] = RATES, slices: Slices = 4, limit: Limit = 3_000,
+            warmup_s: WarmUp = 60, out: Out = None) -> None:  # fmt: skip
+    """Placement policies over load (the paper's Figures 7 to 12)."""
+    policies = [policy_of(name) for name in policy]
+    routing_bench.routing([source(each) for each in traces], policies, rate, SETUP, slices, limit, warmup_s, out)
+
+
+@app.command()
+def sensitivity(trace: str, policy: Policy = "paper", rate: float = 8, slices: Slices = 4, limit: Limit = 3_000,
+                warmup_s: WarmUp = 60, out: Out = None) -> None:  # fmt: skip
+    """One policy with other parameters, wrong coefficients, more noise."""
+    sensitivity_bench.sensitivity(source(trace), policy_of(policy), rate, SETUP, slices, limit, warmup_s, out)
+
+
+@app.command()
+def scale(policy: Policy = "paper", gpus: Annotated[list[int], typer.Option()] = SIZES,
+          requests: int = 3_000, out: Out = None) -> None:  # fmt: skip
+    """Decision cost, event rate and memory from 40 to 10,000 GPUs."""
+    scale_bench.scale(gpus, policy, SETUP, requests, out)
+
+
+@app.command()
+def speed(policy: Policy = "paper", hours: float = 24) -> None:
+    """A day at 6 requests/s on 40 GPUs: how long it takes, and whether memory grows."""
+    scale_bench.day(policy, SETUP, hours)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,43 @@
+"""What the benches send: slices of published traces, or a made-up one like a published one that is not to be had."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from simulation.policies.arrivals import requests_of
+from simulation.policies.routers import Asked
+from simulation.workloads.generating import SHAPES, Phase, generated
+from simulation.workloads.rows import Row, read
+from simulation.workloads.shaping import at_speed, jittered, sliced
+from simulation.workloads.statistics import statistics
+
+BLOCK_TOKENS = 512
+MADE_UP_S = 3_600
+
+
+class Source(NamedTuple):
+    """Rows and what is needed to bring them to a rate."""
+
+    name: str
+    rows: list[Row]
+    length_ms: float
+    grid_ms: float
+
+    def slice(self, number: int, of: int, rate: float, limit: int, seed: int) -> Iterator[Asked]:
+        """Part `number` of `of` equal stretches of time, at a mean of `rate` requests/s, at most `limit` requests."""
+        length_ms = self.length_ms / of
+        part = list(sliced(self.rows, number * length_ms, (number + 1) * length_ms))
+        natural = len(part) / (length_ms / 1_000)
+        spread = jittered(part, self.grid_ms, Random(seed))
+        return requests_of(sliced(at_speed(spread, rate / natural), limit=limit), BLOCK_TOKENS)
+
+
+def source(name: str) -> Source:
+    """A trace file, or one of the shapes by name. Errors: ValueError, OSError."""
+    if name in SHAPES:
+        rows = list(generated([Phase(MADE_UP_S, 6.5, SHAPES[name])], Random(1)))
+    else:
+        rows = list(read(Path(name), BLOCK_TOKENS))
+    found = statistics(rows)
+    return Source(Path(name).stem, rows, rows[-1].arrival_ms + 1, found.arrival_grid_ms)
