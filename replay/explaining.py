@@ -14,7 +14,7 @@ from replay.pool_routers import Routers
 from replay.routers import Decided
 from services.ledger import database, queries, reading
 from services.ledger.queries import Json
-from services.router import placement
+from services.router import decider, placement
 from shared.contracts.codec import BadEvent
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
@@ -221,8 +221,6 @@ def _weigh(decided: Decided) -> Weighed:
     """Every candidate with its price, and every other worker with the reason against it, on the state decided on."""
     state, question = decided.state, decided.question
     assert state is not None and question is not None, "the caller has looked"  # noqa: PT018
-    candidates, excluded = placement.eligible(state.pool, state.holders, state.loads, question)
-    placed = placement.choose(
-        candidates, question.prompt_tokens, state.coefficients, state.parameters, runners_up=len(candidates)
-    )
+    everybody = len(state.pool.workers)
+    placed, excluded = decider.weigh(state, question, runners_up=everybody)
     return Weighed(placed.candidates if placed else (), excluded)

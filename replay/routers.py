@@ -8,23 +8,25 @@ events in their order, and before each decision the events of everybody else up 
 from collections import deque
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from services.router import decider, placement
 from services.router.decider import Arrival, Moment, State
-from services.router.placement import Candidate, Question
+from services.router.placement import Candidate, Question, Weights
 from shared.contracts.envelope import Envelope, EventData, Stored
 from shared.contracts.events import (
     ENDS,
+    PricedCandidate,
     RequestAssigned,
     RequestReceived,
     RequestRedirected,
     RequestRejected,
 )
 from shared.contracts.ids import RequestId, Source, unpack_block_ids
+from shared.model.calibration import PPM
 from shared.model.cost import Coefficients
 from shared.model.holders import Holders
-from shared.model.parameters import Parameters
+from shared.model.parameters import PlacementPolicy
 
 BACKLOG_EVENTS_MAX = 20_000
 """How far a router may lag behind the log when it decides: twice what its outbox holds. What is older is folded."""
@@ -213,13 +215,10 @@ def from_recorded_inputs(data: RequestAssigned, coefficients: Coefficients) -> R
     What depends on more than that is taken as recorded: the digest and, unless all candidates were recorded one by one, the
     preferred degree. Least work names no weights, and so its preferred degree cannot be had from it either.
     """
-    candidates = [
-        Candidate(each.worker, each.degree, each.cached_tokens, each.queue_us, each.trust) for each in data.candidates
-    ]
+    candidates = [_candidate(each) for each in data.candidates]
     prompt_tokens = data.uncached_tokens + data.cached_tokens
-    # Copied, not made: least work is recorded with weights of 0, which operators may not set.
-    rule = Parameters().model_copy(update={"placement_policy": data.policy, "beta": data.beta, "lam": data.lam})
-    placed = placement.choose(candidates, prompt_tokens, coefficients, rule, runners_up=len(candidates))
+    weights = Weights(cast(PlacementPolicy, data.policy), data.beta, data.lam)
+    placed = placement.choose(candidates, prompt_tokens, coefficients, weights, runners_up=len(candidates))
     if placed is None:
         return data
     winner = placed.winner
@@ -230,8 +229,27 @@ def from_recorded_inputs(data: RequestAssigned, coefficients: Coefficients) -> R
         "uncached_tokens": prompt_tokens - winner.cached_tokens,
         "service_us": winner.service_us,
         "queue_us": winner.queue_us,
+        "ratio": winner.ratio,
+        "fetch_from": winner.fetch_from,
         "candidates": placed.candidates,
     }
     if placed.price_digest == data.price_digest and placed.policy != "least-work":
         again["preferred_degree"] = placed.preferred_degree
     return data.model_copy(update=again)
+
+
+def _candidate(priced: PricedCandidate) -> Candidate:
+    """What was priced, without the prices."""
+    return Candidate(
+        priced.worker,
+        priced.degree,
+        priced.cached_tokens,
+        priced.queue_us,
+        priced.trust,
+        priced.in_flight_tokens,
+        priced.fetched_tokens,
+        priced.fetch_us,
+        priced.fetch_from,
+        priced.delayed_jobs,
+        round(priced.ratio * PPM),
+    )

@@ -16,10 +16,13 @@ from typing import NamedTuple
 
 from services.router import loads as loads_model
 from services.router.loads import Loads
-from services.router.placement import Placement, Question, choose, eligible
+from services.router.outlook import Outlook, forecast, weights
+from services.router.placement import RUNNERS_UP, Placement, Question, choose, eligible, serving
+from services.router.rate import Rate
 from shared.contracts.envelope import Channel, EventData, Stored
 from shared.contracts.events import (
     Exclusion,
+    PricedCandidate,
     RedirectReason,
     RequestAssigned,
     RequestCancelled,
@@ -30,10 +33,12 @@ from shared.contracts.events import (
     RequestRejected,
 )
 from shared.contracts.ids import BlockId, NodeId, RequestId, TenantId, WorkerId, decode_worker_id, node_of
+from shared.model import calibration as calibration_model
 from shared.model import cost as cost_model
 from shared.model import holders as holders_model
 from shared.model import parameters as parameters_model
 from shared.model import pool as pool_model
+from shared.model.calibration import PPM, Calibration
 from shared.model.cost import Coefficients
 from shared.model.holders import Holders
 from shared.model.parameters import Parameters
@@ -55,6 +60,8 @@ class State:
     holders: Holders = field(default_factory=Holders)
     parameters: Parameters = field(default_factory=Parameters)
     loads: Loads = field(default_factory=Loads)
+    rate: Rate = field(default_factory=Rate)
+    calibration: Calibration = field(default_factory=Calibration)
 
 
 class Arrival(NamedTuple):
@@ -92,16 +99,38 @@ def evolve(state: State, stored: Stored) -> None:
     """Fold one event."""
     pool_model.evolve(state.pool, stored)
     holders_model.evolve(state.holders, stored)
-    loads_model.evolve(state.loads, stored)
+    loads_model.evolve(state.loads, stored, state.holders.chains)
     state.parameters = parameters_model.evolve(state.parameters, stored)
     state.coefficients = cost_model.evolve(state.coefficients, stored)
+    calibration_model.evolve(state.calibration, stored, state.pool, state.coefficients)
+    if isinstance(stored.data, RequestAssigned):
+        state.rate.fold(stored.data)
 
 
 def place(state: State, question: Question) -> tuple[Placement | None, Counter[Exclusion]]:
     """Ours: the cheapest worker by the pool's parameters."""
-    candidates, excluded = eligible(state.pool, state.holders, state.loads, question)
-    placement = choose(candidates, question.prompt_tokens, state.coefficients, state.parameters)
+    placement, excluded = weigh(state, question)
     return placement, Counter(excluded.values())
+
+
+def weigh(
+    state: State, question: Question, runners_up: int = RUNNERS_UP
+) -> tuple[Placement | None, dict[WorkerId, Exclusion]]:
+    """The same, with the reason against each worker that may not take the request."""
+    candidates, excluded = eligible(state.pool, state.holders, state.loads, question)
+    by, load_ppm, spec = weights(state.parameters, 0), 0, serving(state.pool)
+    if by.policy == "vertumnus" and spec is not None:
+        load_ppm = state.rate.load_ppm(question.now_ns, _workers(state.pool))
+        by = weights(state.parameters, load_ppm)
+        outlook = Outlook(state.loads, state.calibration, state.coefficients, state.parameters, by, spec)
+        candidates = forecast(outlook, question, candidates)
+    placement = choose(candidates, question.prompt_tokens, state.coefficients, by, runners_up)
+    return placement and placement._replace(load=load_ppm / PPM), excluded
+
+
+def _workers(pool: Pool) -> int:
+    """How many share the load."""
+    return sum(len(node.workers) for node in pool.nodes.values() if node.alive and not node.cordoned)
 
 
 def receive(state: State, arrival: Arrival, moment: Moment, by: Place = place) -> list[EventData]:
@@ -185,15 +214,25 @@ def _assigned(
         queue_us=winner.queue_us,
         beta=placement.beta,
         lam=placement.lam,
+        load=placement.load,
+        ratio=winner.ratio,
         preferred_degree=placement.preferred_degree,
         candidates=placement.candidates,
         excluded=dict(excluded),
         price_digest=placement.price_digest,
+        fetch_from=winner.fetch_from,
+        fetch_blocks=_fetch_blocks(state.pool, winner),
         parameters_version=state.parameters.version,
         coefficients_version=state.coefficients.version,
         seen_seq=moment.seen_seq,
         now_ns=moment.now_ns,
     )
+
+
+def _fetch_blocks(pool: Pool, winner: PricedCandidate) -> int:
+    """How many leading blocks the source has."""
+    spec = serving(pool)
+    return winner.cached_tokens // spec.block_tokens if winner.fetch_from is not None and spec is not None else 0
 
 
 def _decode_worker(state: State, node: NodeId) -> WorkerId | None:

@@ -16,8 +16,13 @@ server: the time since its last sign is spent on all that runs there together, a
 how much of its prompt is left.
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from services.router.in_flight import InFlight
+from services.router.lines import Assignment, Load
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
     ENDS,
@@ -34,28 +39,10 @@ from shared.contracts.events import (
     RouterLost,
 )
 from shared.contracts.ids import NodeId, RequestId, Source, WorkerId, node_of
+from shared.model.holders import Chain
 from shared.model.lost_routers import LostRouters
 
-HUNG_FACTOR = 3
-HUNG_US_MIN = 5_000_000
-"""A worker that has given no sign for longer than both bounds is ineligible: a hung worker must not look idle."""
-
-
-@dataclass(slots=True)
-class Assignment:
-    """Where one attempt is. `started` says that its first step has begun, `left_us` what is left of `service_us` as of the
-    last blocks that it stored; `prefilled` ends the prefill's reservation."""
-
-    worker: WorkerId
-    service_us: int
-    decode_worker: WorkerId | None
-    output_tokens: int
-    seen_seq: int
-    uncached_tokens: int
-    prompt_tokens: int
-    left_us: int
-    started: bool = False
-    prefilled: bool = False
+_Key = TypeVar("_Key", bound=str)
 
 
 @dataclass(slots=True)
@@ -73,77 +60,64 @@ class OpenRequest:
 
 
 @dataclass(slots=True)
-class Load:
-    """One worker: how many assignments wait there with how many predicted microseconds, those whose first step has begun,
-    and the wall clock of the worker's last sign."""
-
-    queued: int = 0
-    queued_us: int = 0
-    running: dict[RequestId, Assignment] = field(default_factory=dict)
-    sign_ns: int | None = None
-
-    def at(self, now_ns: int) -> tuple[int, bool]:
-        """q, and whether what runs is past every bound. It needs the rest of its prediction, or a quarter of the time since
-        the last sign if that is more. How much of it the current step holds is not known here, so the bound is for all."""
-        if self.sign_ns is None:
-            return self.queued_us, False
-        elapsed_us = max(0, now_ns - self.sign_ns) // 1_000
-        left_us = sum(each.left_us for each in self.running.values())
-        hung = elapsed_us > max(HUNG_FACTOR * left_us, HUNG_US_MIN)
-        return self.queued_us + max(left_us - elapsed_us, elapsed_us // 4), hung
-
-
-@dataclass(slots=True)
 class Loads:
     """State of the fold; `evolve` is its only writer. A worker or decode rank without a reservation has no entry."""
 
     open: dict[RequestId, OpenRequest] = field(default_factory=dict)
     of_worker: dict[WorkerId, Load] = field(default_factory=dict)
     output_tokens: dict[WorkerId, int] = field(default_factory=dict)
+    fetching: dict[NodeId, int] = field(default_factory=dict)
+    in_flight: InFlight = field(default_factory=InFlight)
     incarnations: dict[NodeId, int] = field(default_factory=dict)
     node_ended_seq: dict[NodeId, int] = field(default_factory=dict)
-    block_tokens: dict[NodeId, int] = field(default_factory=dict)
+    specs: dict[NodeId, NodeRegistered] = field(default_factory=dict)
     lost_routers: LostRouters = field(default_factory=LostRouters)
 
     def check(self) -> None:
         """The sums are those of the open requests."""
-        queued: dict[WorkerId, list[int]] = {}
+        waiting: dict[WorkerId, dict[RequestId, int]] = {}
         running: dict[WorkerId, set[RequestId]] = {}
-        tokens: dict[WorkerId, int] = {}
+        tokens, fetching = Counter[WorkerId](), Counter[NodeId]()
         for request, each in self.open.items():
             if (assignment := each.assignment) is None:
                 continue
-            if not assignment.started and not assignment.prefilled:
-                queued.setdefault(assignment.worker, []).append(assignment.service_us)
-            elif not assignment.prefilled:
-                running.setdefault(assignment.worker, set()).add(request)
             if assignment.decode_worker is not None:
-                rank = assignment.decode_worker
-                tokens[rank] = tokens.get(rank, 0) + assignment.output_tokens
-        assert {worker: (len(each), sum(each)) for worker, each in queued.items()} == {
-            worker: (load.queued, load.queued_us) for worker, load in self.of_worker.items() if load.queued
+                tokens[assignment.decode_worker] += assignment.output_tokens
+            if assignment.prefilled:
+                continue
+            if assignment.fetch_from is not None:
+                fetching[node_of(assignment.fetch_from)] += 1
+            if assignment.started:
+                running.setdefault(assignment.worker, set()).add(request)
+            else:
+                waiting.setdefault(assignment.worker, {})[request] = assignment.service_us
+        loads = self.of_worker.items()
+        assert {worker: (set(each), sum(each.values())) for worker, each in waiting.items()} == {
+            worker: (set(load.line), load.line.total_us) for worker, load in loads if load.line
         }
-        assert running == {worker: set(load.running) for worker, load in self.of_worker.items() if load.running}
-        assert tokens == self.output_tokens
-        assert all(load.queued or load.running for load in self.of_worker.values()), "an empty load is kept"
-        assert all((load.sign_ns is not None) == bool(load.running) for load in self.of_worker.values()), (
+        assert running == {worker: set(load.running) for worker, load in loads if load.running}
+        assert (tokens, fetching) == (self.output_tokens, self.fetching)
+        assert all(self.of_worker.values()), "an empty load is kept"
+        assert all((load.sign_ns is not None) == bool(load.running) for _, load in loads), (
             "the last sign of a worker is kept while something runs there"
         )
+        self.in_flight.check()
 
 
-def evolve(loads: Loads, stored: Stored) -> None:
-    """Fold one event. Events that reserve and free nothing leave the state as it is."""
+def evolve(loads: Loads, stored: Stored, chains: Mapping[RequestId, Chain]) -> None:
+    """Fold one event, whose request's chain is in `chains`. Events that reserve and free nothing leave the state as it is."""
     match stored.data:
         case RequestReceived() as data:
             if stored.event.source not in loads.lost_routers:
                 loads.open[data.request] = OpenRequest(stored.event.source, data.prompt_tokens, data.max_tokens)
         case RequestAssigned() as data:
-            _assign(loads, data)
+            _assign(loads, data, chains.get(data.request, ()))
         case RequestRedirected() as data:
             if (request := loads.open.get(data.request)) and request.attempt == data.attempt:
                 _release(loads, data.request, request)
                 request.worker = None
-                request.refused_by += (data.worker,)
+                if data.reason != "rebalanced":
+                    request.refused_by += (data.worker,)
         case PrefillStarted() as data:
             if assignment := _current(loads, data.request, data.attempt):
                 _start(loads, data.request, assignment)
@@ -164,7 +138,7 @@ def evolve(loads: Loads, stored: Stored) -> None:
             _lose_router(loads, data.source)
         case NodeRegistered() | NodeLost() | NodeDeclaredLost() as data:
             if isinstance(data, NodeRegistered):
-                loads.block_tokens[data.node] = data.block_tokens
+                loads.specs[data.node] = data
             if data.incarnation >= loads.incarnations.get(data.node, 0):
                 loads.incarnations[data.node] = data.incarnation
                 _end_node(loads, data.node, stored.stream_seq)
@@ -172,7 +146,7 @@ def evolve(loads: Loads, stored: Stored) -> None:
             pass
 
 
-def _assign(loads: Loads, data: RequestAssigned) -> None:
+def _assign(loads: Loads, data: RequestAssigned, chain: Chain) -> None:
     request = loads.open.get(data.request)
     if request is None:
         return
@@ -180,21 +154,40 @@ def _assign(loads: Loads, data: RequestAssigned) -> None:
     request.attempt, request.worker = data.attempt, data.worker
     if data.seen_seq < loads.node_ended_seq.get(node_of(data.worker), 0):
         return
-    request.assignment = Assignment(
+    assignment = request.assignment = Assignment(
         worker=data.worker,
         service_us=data.service_us,
+        since_ns=data.now_ns,
         decode_worker=data.decode_worker,
         output_tokens=request.max_tokens,
         seen_seq=data.seen_seq,
         uncached_tokens=data.uncached_tokens,
         prompt_tokens=data.uncached_tokens + data.cached_tokens,
         left_us=data.service_us,
+        chunk_us=_chunk_us(loads, data),
+        fetch_from=data.fetch_from,
     )
-    load = loads.of_worker.setdefault(data.worker, Load())
-    load.queued += 1
-    load.queued_us += data.service_us
+    loads.of_worker.setdefault(data.worker, Load()).line.add(data.request, assignment)
+    loads.in_flight.add(data.request, data.worker, chain)
     if (rank := data.decode_worker) is not None:
-        loads.output_tokens[rank] = loads.output_tokens.get(rank, 0) + request.max_tokens
+        _change(loads.output_tokens, rank, request.max_tokens)
+    if (source := data.fetch_from) is not None:
+        _change(loads.fetching, node_of(source), 1)
+
+
+def _chunk_us(loads: Loads, data: RequestAssigned) -> int:
+    """The most that one step works on this prompt, by the chunks that its node cuts."""
+    spec = loads.specs.get(node_of(data.worker))
+    if spec is None or spec.chunk_tokens is None or spec.chunk_tokens >= data.uncached_tokens:
+        return data.service_us
+    return data.service_us * spec.chunk_tokens // data.uncached_tokens
+
+
+def _change(counts: dict[_Key, int], key: _Key, by: int) -> None:
+    """Nothing is kept where nothing is reserved."""
+    counts[key] = counts.get(key, 0) + by
+    if not counts[key]:
+        del counts[key]
 
 
 def _current(loads: Loads, request: RequestId, attempt: int) -> Assignment | None:
@@ -209,8 +202,7 @@ def _start(loads: Loads, request: RequestId, assignment: Assignment) -> None:
     if assignment.started:
         return
     load = loads.of_worker[assignment.worker]
-    load.queued -= 1
-    load.queued_us -= assignment.service_us
+    load.line.remove(request, assignment)
     load.running[request] = assignment
     assignment.started = True
 
@@ -222,7 +214,8 @@ def _go_on(loads: Loads, data: BlocksStored) -> None:
     if opened is None or (assignment := opened.assignment) is None or assignment.worker != data.worker:
         return
     if assignment.started and not assignment.prefilled:
-        done_tokens = (data.first_depth + data.blocks) * loads.block_tokens.get(node_of(data.worker), 0)
+        spec = loads.specs.get(node_of(data.worker))
+        done_tokens = (data.first_depth + data.blocks) * spec.block_tokens if spec else 0
         left_tokens = max(0, assignment.prompt_tokens - done_tokens)
         left_us = assignment.service_us * left_tokens // max(1, assignment.uncached_tokens)
         assignment.left_us = min(assignment.left_us, left_us)
@@ -240,15 +233,17 @@ def _free_worker(loads: Loads, request: RequestId, assignment: Assignment) -> No
     if assignment.prefilled:
         return
     assignment.prefilled = True
+    loads.in_flight.remove(request)
+    if (source := assignment.fetch_from) is not None:
+        _change(loads.fetching, node_of(source), -1)
     load = loads.of_worker[assignment.worker]
     if not assignment.started:
-        load.queued -= 1
-        load.queued_us -= assignment.service_us
+        load.line.remove(request, assignment)
     else:
         del load.running[request]
         if not load.running:
             load.sign_ns = None
-    if not load.queued and not load.running:
+    if not load:
         del loads.of_worker[assignment.worker]
 
 
@@ -258,9 +253,7 @@ def _release(loads: Loads, request: RequestId, opened: OpenRequest) -> None:
         return
     _free_worker(loads, request, assignment)
     if (rank := assignment.decode_worker) is not None:
-        loads.output_tokens[rank] -= assignment.output_tokens
-        if not loads.output_tokens[rank]:
-            del loads.output_tokens[rank]
+        _change(loads.output_tokens, rank, -assignment.output_tokens)
     opened.assignment = None
 
 

@@ -5,6 +5,9 @@
 q_w is the work reserved at w, P_w the longest prefix w can reuse, R_w the rest of the prompt, C_min the smallest degree among
 the eligible workers: λ prices extra GPU-seconds and is zero at C_min. The least J wins; ties go to the lower q, then to the
 lower worker id. A prefix miss excludes nobody. Under the freeze switch (`least-work`) the price is q alone, ties by s.
+
+Under `vertumnus` q_w is only what will be served before the request, P_w may be in flight or fetched, s_w has the worker's
+measured ratio and the time of the fetch, and J_w besides s_w for each request that this one delays (`outlook.py`).
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -17,9 +20,10 @@ from services.router.loads import Loads
 from shared.contracts.events import Exclusion, NodeRegistered, PricedCandidate, Trust
 from shared.contracts.ids import BlockId, WorkerId
 from shared.model.blocks import reusable_tokens
+from shared.model.calibration import PPM
 from shared.model.cost import Coefficients
 from shared.model.holders import Holders
-from shared.model.parameters import Parameters
+from shared.model.parameters import PlacementPolicy
 from shared.model.pool import Node, Pool, Worker
 
 RUNNERS_UP = 4
@@ -40,13 +44,28 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One eligible worker, before it has a price."""
+    """One eligible worker, before it has a price. Of the cached tokens some may be in flight there, or fetched first; the
+    ratio is what the worker takes for what is predicted, in millionths."""
 
     worker: WorkerId
     degree: int
     cached_tokens: int
     queue_us: int
     trust: Trust
+    in_flight_tokens: int = 0
+    fetched_tokens: int = 0
+    fetch_us: int = 0
+    fetch_from: WorkerId | None = None
+    delayed_jobs: int = 0
+    ratio_ppm: int = PPM
+
+
+class Weights(NamedTuple):
+    """What a policy multiplies by. Least work names none, so its preferred degree is by those of the parameters."""
+
+    policy: PlacementPolicy
+    beta: float
+    lam: float
 
 
 class Placement(NamedTuple):
@@ -58,20 +77,22 @@ class Placement(NamedTuple):
     price_digest: str
     beta: float
     lam: float
+    load: float = 0.0
 
     @property
     def winner(self) -> PricedCandidate:
         return self.candidates[0]
 
 
-class _Price(NamedTuple):
-    """Sorts as candidates are preferred."""
+class Price(NamedTuple):
+    """Sorts as candidates are preferred. `own_us` is the price without queues."""
 
     price_us: int
     tie_us: int
     worker: WorkerId
     service_us: int
     occupancy_us: int
+    own_us: int
     of: Candidate
 
 
@@ -119,54 +140,55 @@ def choose(
     candidates: Iterable[Candidate],
     prompt_tokens: int,
     coefficients: Coefficients,
-    parameters: Parameters,
+    weights: Weights,
     runners_up: int = RUNNERS_UP,
 ) -> Placement | None:
     """The placement, or None without a candidate. `runners_up` says how many more of the candidates it names."""
     candidates = list(candidates)
     if not candidates:
         return None
-    least_work = parameters.frozen or parameters.placement_policy == "least-work"
-    smallest = min(each.degree for each in candidates)
-    seconds = _Service(coefficients, prompt_tokens)
-    prices, preferred = [], []
-    for each in candidates:
-        service_us = seconds.of(each.degree, each.cached_tokens)
-        extra_us = each.degree * service_us - smallest * seconds.of(smallest, each.cached_tokens)
-        occupancy_us = round(parameters.lam * extra_us)
-        own_us = round(parameters.beta * service_us) + occupancy_us
-        preferred.append((own_us, each.degree))
-        if least_work:
-            prices.append(_Price(each.queue_us, service_us, each.worker, service_us, 0, each))
-        else:
-            price_us = each.queue_us + own_us
-            prices.append(_Price(price_us, each.queue_us, each.worker, service_us, occupancy_us, each))
+    pricing = Pricing(coefficients, prompt_tokens, weights, min(each.degree for each in candidates))
+    prices = [pricing.of(each) for each in candidates]
+    least_work = weights.policy == "least-work"
     return Placement(
-        "least-work" if least_work else parameters.placement_policy,
+        weights.policy,
         tuple(_priced(each) for each in _reported(prices, runners_up)),
-        min(preferred)[1],
+        min((each.own_us, each.of.degree) for each in prices)[1],
         digest((each.worker, each.price_us) for each in prices),
-        0.0 if least_work else parameters.beta,
-        0.0 if least_work else parameters.lam,
+        0.0 if least_work else weights.beta,
+        0.0 if least_work else weights.lam,
     )
 
 
-class _Service:
-    """E_C(R, P) of one prompt. Most workers share a degree and hold nothing, so most of the answers repeat."""
+class Pricing:
+    """The prices of one prompt. Most workers share a degree and hold nothing, so most of the answers repeat."""
 
-    def __init__(self, coefficients: Coefficients, prompt_tokens: int) -> None:
+    def __init__(self, coefficients: Coefficients, prompt_tokens: int, weights: Weights, smallest_degree: int) -> None:
         self._coefficients = coefficients
         self._prompt_tokens = prompt_tokens
-        self._known: dict[tuple[int, int], int] = {}
+        self._weights = weights
+        self._smallest = smallest_degree
+        self._predicted: dict[tuple[int, int], int] = {}
 
-    def of(self, degree: int, cached_tokens: int) -> int:
-        """Microseconds, at least 1: a reservation of nothing could not be told from none."""
-        known = self._known.get((degree, cached_tokens))
-        if known is None:
+    def service_us(self, degree: int, cached_tokens: int, ratio_ppm: int, fetch_us: int) -> int:
+        """s: at least 1, for a reservation of nothing could not be told from none."""
+        predicted = self._predicted.get((degree, cached_tokens))
+        if predicted is None:
             uncached_tokens = self._prompt_tokens - cached_tokens
-            known = max(1, self._coefficients.prefill_us(degree, uncached_tokens, cached_tokens))
-            self._known[degree, cached_tokens] = known
-        return known
+            predicted = max(1, self._coefficients.prefill_us(degree, uncached_tokens, cached_tokens))
+            self._predicted[degree, cached_tokens] = predicted
+        return predicted + fetch_us if ratio_ppm == PPM else max(1, predicted * ratio_ppm // PPM) + fetch_us
+
+    def of(self, each: Candidate) -> Price:
+        """J and its parts. The baseline of λ has the same ratio and fetch."""
+        service_us = self.service_us(each.degree, each.cached_tokens, each.ratio_ppm, each.fetch_us)
+        smallest_us = self.service_us(self._smallest, each.cached_tokens, each.ratio_ppm, each.fetch_us)
+        occupancy_us = round(self._weights.lam * (each.degree * service_us - self._smallest * smallest_us))
+        own_us = round(self._weights.beta * service_us) + occupancy_us
+        if self._weights.policy == "least-work":
+            return Price(each.queue_us, service_us, each.worker, service_us, 0, own_us, each)
+        price_us = each.queue_us + each.delayed_jobs * service_us + own_us
+        return Price(price_us, each.queue_us, each.worker, service_us, occupancy_us, own_us, each)
 
 
 def _node_excluded(node: Node, spec: NodeRegistered | None, question: Question) -> Exclusion | None:
@@ -197,9 +219,9 @@ def _serves_the_same(one: NodeRegistered, other: NodeRegistered) -> bool:
     )
 
 
-def _reported(prices: list[_Price], runners_up: int) -> list[_Price]:
+def _reported(prices: list[Price], runners_up: int) -> list[Price]:
     """The winner, the best of every other degree, the next ones."""
-    best: dict[int, _Price] = {}
+    best: dict[int, Price] = {}
     for each in prices:
         if each.of.degree not in best or each < best[each.of.degree]:
             best[each.of.degree] = each
@@ -209,7 +231,7 @@ def _reported(prices: list[_Price], runners_up: int) -> list[_Price]:
     return leaders + nsmallest(runners_up, others)
 
 
-def _priced(price: _Price) -> PricedCandidate:
+def _priced(price: Price) -> PricedCandidate:
     return PricedCandidate(
         worker=price.worker,
         degree=price.of.degree,
@@ -219,6 +241,13 @@ def _priced(price: _Price) -> PricedCandidate:
         occupancy_us=price.occupancy_us,
         price_us=price.price_us,
         trust=price.of.trust,
+        in_flight_tokens=price.of.in_flight_tokens,
+        fetched_tokens=price.of.fetched_tokens,
+        fetch_us=price.of.fetch_us,
+        fetch_from=price.of.fetch_from,
+        delayed_jobs=price.of.delayed_jobs,
+        delay_us=price.of.delayed_jobs * price.service_us,
+        ratio=price.of.ratio_ppm / PPM,
     )
 
 

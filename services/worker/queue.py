@@ -12,10 +12,7 @@ from typing import NamedTuple
 from services.worker.engine.protocol import STEP_ITEMS_MAX
 from services.worker.job import Job, JobKey
 from shared.contracts.commands import TOKEN_BYTES
-from shared.model.parameters import WorkerOrder
-
-WAIT_NS_MAX = 30 * 10**9
-"""Of the measured policy (model, 2.2)."""
+from shared.model.parameters import WAIT_NS_MAX, WorkerOrder
 
 CLAIMS_AHEAD_MAX = STEP_ITEMS_MAX
 """How many leading assignments are claimed: a step may take as many."""

@@ -14,6 +14,11 @@ PERSISTENCE_MAX = 20
 """Windows that a signal may have to last, and so how many of their demands are kept."""
 
 WorkerOrder = Literal["shortest-first", "fcfs"]
+PlacementPolicy = Literal["paper", "vertumnus", "least-work"]
+
+WAIT_NS_MAX = 30 * 10**9
+"""Under shortest-first, whoever has waited this long goes before all others (model, 2.2). Workers order by it, and routers
+reckon with it."""
 
 
 class Parameters(BaseModel):
@@ -24,9 +29,23 @@ class Parameters(BaseModel):
     version: int = 0
     frozen: bool = False
 
-    placement_policy: Literal["paper", "least-work"] = "paper"
+    placement_policy: PlacementPolicy = "paper"
     beta: float = Field(default=3.0, ge=1, le=100, description="weight of the service time (paper: β ≥ 1)")
     lam: float = Field(default=0.1, ge=0, le=10, description="price of extra GPU-seconds (paper: λ ≥ 0)")
+    lam_vertumnus: float = Field(default=0.05, ge=0, le=10, description="price of extra GPU-seconds under `vertumnus`")
+    adaptive_beta: bool = Field(default=True, description="vertumnus: β follows the load, instead of being `beta`")
+    in_flight_prefixes: bool = Field(default=True, description="vertumnus: what queued requests will leave is reusable")
+    ordered_queue: bool = Field(
+        default=True, description="vertumnus: only work ahead counts, and whom a request delays"
+    )
+    prefix_fetch: bool = Field(
+        default=True, description="vertumnus: prefixes are read from other workers if that is cheaper"
+    )
+    stealing: bool = Field(default=True, description="vertumnus: queued requests move to idle workers")
+    calibration: bool = Field(default=True, description="vertumnus: a worker's measured over predicted time is priced")
+    fetch_mb_per_s: int = Field(
+        default=10_000, ge=1, le=10_000_000, description="between workers, until a source's own bandwidth was measured"
+    )
     worker_order: WorkerOrder = Field(
         default="shortest-first",
         description="least predicted work first, packed and in chunks; or by arrival and one whole prompt at a time (paper)",

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from services.router import decider
 from services.router.decider import Arrival, Moment, State
 from services.router.loads import OpenRequest
+from services.router.outlook import weights
 from services.router.placement import Candidate, Placement, Question, choose, eligible
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
@@ -78,7 +79,9 @@ class Placing:
         if chosen is None:
             self._waits = True
             return None, counted
-        placement = choose([of_worker[chosen]], question.prompt_tokens, state.coefficients, state.parameters)
+        placement = choose(
+            [of_worker[chosen]], question.prompt_tokens, state.coefficients, weights(state.parameters, 0)
+        )
         assert placement is not None, "there is a candidate: the chosen one"
         return placement._replace(policy=self._rule.name), counted
 
@@ -89,7 +92,7 @@ class Placing:
             worker=candidate.worker,
             degree=candidate.degree,
             cached_blocks=candidate.cached_tokens // block_tokens,
-            queued_requests=load.queued if load else 0,
+            queued_requests=len(load.line) if load else 0,
             running_requests=len(running),
             uncached_tokens=self._uncached_tokens[candidate.worker],
             running_blocks=sum(-(-each.prompt_tokens // block_tokens) for each in running),
@@ -128,7 +131,7 @@ def _outstanding(opened: OpenRequest) -> _Placed | None:
 
 
 def _block_tokens(state: State, worker: WorkerId) -> int:
-    return state.loads.block_tokens[node_of(worker)]
+    return state.loads.specs[node_of(worker)].block_tokens
 
 
 def _capacity_blocks(state: State, worker: WorkerId) -> int:

@@ -52,14 +52,15 @@ class Process:
 class World:
     """`log` is what was stored."""
 
-    def __init__(self, seed: int, routers: int = 3) -> None:
+    def __init__(self, seed: int, routers: int = 3, policy: str = "paper") -> None:
         self.chance = random.Random(seed)
         self.log: list[Stored] = []
         self.now_ns = START_NS
         self._ids = 0
-        self._requests = 0
+        self._requests = self._joined = 0
         self._numbers: dict[WorkerId, int] = {}
         self._held: dict[WorkerId, list[bytes]] = {}
+        self._incarnations: dict[str, int] = {}
         self._prefixes = [self.chance.randbytes(16 * 20) for _ in range(6)]
         self.controller = Process("controller-1", controller.initial(), controller.evolve)
         self.cachemgr = Process("cachemgr-1", cachemgr.initial(COST), cachemgr.evolve)
@@ -69,6 +70,10 @@ class World:
         self._running: list[RequestAssigned] = []
         self._open: dict[RequestId, Process] = {}
         self._begin()
+        if policy != "paper":
+            changes = {"placement_policy": policy}
+            asker = controller.Asker("ann", "")
+            self.commit(self.controller, controller.change_parameters(self.controller.state, changes, asker))
         for _ in range(routers):
             self.join_router()
 
@@ -123,7 +128,9 @@ class World:
 
     def bring_up(self, name: str, incarnation: int, epoch: int) -> None:
         """A node registers, and the controller commits its epoch once every rank has adopted it."""
-        self.say(name, registered(name, incarnation))
+        spec = registered(name, incarnation).model_copy(update={"fetches": True, "chunk_tokens": 1_000})
+        self.say(name, spec)
+        self._incarnations[name] = incarnation
         self.fold(self.controller, len(self.log))
         for fact in adopted(name, epoch, incarnation=incarnation):
             self.say(name, fact)
@@ -137,7 +144,8 @@ class World:
             self._held[worker] = []
 
     def join_router(self) -> Process:
-        process = Process(f"router-{len(self.routers) + 1}", router.initial(COST), router.evolve)
+        self._joined += 1
+        process = Process(f"router-{self._joined}", router.initial(COST), router.evolve)
         self.routers.append(process)
         self.fold(process, len(self.log))
         begun = RouterRegistered(
@@ -210,8 +218,12 @@ class World:
         self.say(
             name,
             PrefillCompleted(
-                **place, node_epoch=1, computed_tokens=job.uncached_tokens, cached_own_tokens=job.cached_tokens,
-                queue_us=5, prefill_us=job.service_us,
+                **place, node_epoch=1, computed_tokens=job.uncached_tokens, queue_us=5,
+                cached_own_tokens=0 if job.fetch_from else job.cached_tokens,
+                cached_fetched_tokens=job.cached_tokens if job.fetch_from else 0,
+                fetched_from=job.fetch_from, fetch_us=7_000 if job.fetch_from else 0,
+                # n1 is slow.
+                prefill_us=job.service_us * (8 if name == "n1" else 5) // 5, predicted_us=job.service_us,
             ),
         )  # fmt: skip
         self._store_blocks(name, job)
@@ -239,8 +251,8 @@ class World:
             self.say(
                 name,
                 BlocksStored(
-                    worker=job.worker, incarnation=1, number=number, cause="prefill", request=job.request,
-                    first_depth=first, blocks=len(blocks) - first,
+                    worker=job.worker, incarnation=self._incarnations[name], number=number, cause="prefill",
+                    request=job.request, first_depth=first, blocks=len(blocks) - first,
                 ),
             )  # fmt: skip
 
@@ -248,17 +260,19 @@ class World:
         worker = self.chance.choice(sorted(self._held) or [WorkerId("")])
         if worker and (held := self._held[worker]):
             number = self._numbers[worker] = self._numbers[worker] + 1
-            self.say(
-                node_of(worker),
-                BlocksEvicted(worker=worker, incarnation=1, number=number, cause="pressure", block_ids=held.pop()),
+            name, block = node_of(worker), held.pop()
+            fact = BlocksEvicted(
+                worker=worker, incarnation=self._incarnations[name], number=number, cause="pressure", block_ids=block
             )
+            self.say(name, fact)
 
     def _redirect(self) -> None:
         for request, process in list(self._open.items())[:1]:
             opened = process.state.loads.open.get(request)
             if opened is None or opened.worker is None:
                 continue
-            self.record(process, router.redirect(process.state, request, opened.attempt, "full"))
+            reason = self.chance.choice(("full", "rebalanced"))
+            self.record(process, router.redirect(process.state, request, opened.attempt, reason))
             moment = router.Moment(self.now_ns, process.seen_seq)
             self.record(process, router.assign_again(process.state, request, 3, moment))
             if request not in process.state.loads.open:
@@ -297,6 +311,15 @@ class World:
             ]
         )()
         self.commit(self.controller, decisions)
+
+    def kill_router(self) -> None:
+        """Nothing more is asked of it; what it had recorded may still be stored after it was declared lost."""
+        killed = self.routers.pop(0)
+        self._open = {request: process for request, process in self._open.items() if process is not killed}
+        self.fold(self.controller, len(self.log))
+        self.commit(self.controller, controller.lose_routers(self.controller.state, [killed.source]))
+        while killed.outbox:
+            self.store(killed.outbox.popleft())
 
     def lose_node(self, name: str, incarnation: int) -> None:
         """The node ends; what ran there is gone."""

@@ -15,7 +15,7 @@ from services.cachemgr import trie
 from services.controller import decider as controller
 from services.controller import windows
 from services.router import decider as router
-from services.router import loads, placement
+from services.router import lines, loads, placement
 from shared.contracts.envelope import Stored
 from shared.contracts.events import NodeLost, RequestAssigned, RequestReceived, RouterRegistered
 from shared.contracts.ids import NodeId
@@ -35,12 +35,15 @@ def verified(log: list[Stored], span: Span = EVERYTHING, *, deep: bool = False) 
     return findings
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_every_decision_comes_out_again_however_far_its_process_lagged(seed: int) -> None:
-    world = World(seed)
+@pytest.mark.parametrize("policy", ["paper", "vertumnus"])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_decision_comes_out_again_however_far_its_process_lagged(seed: int, policy: str) -> None:
+    world = World(seed, policy=policy)
     world.run(700)
     world.lose_node("n1", 1)
+    world.kill_router()
     world.run(200)
+    world.bring_up("n1", 2, 2)
     world.join_router()
     world.run(400)
     found = verified(world.log, deep=True)
@@ -94,9 +97,9 @@ def without_refusals(eligible: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def forgets_redirections(evolve: Callable[..., None]) -> Callable[..., None]:
-    def folded(state: loads.Loads, stored: Stored) -> None:
+    def folded(state: loads.Loads, stored: Stored, chains: Any) -> None:
         if stored.event.type != "prefill-aborted":
-            evolve(state, stored)
+            evolve(state, stored, chains)
 
     return folded
 
@@ -130,11 +133,11 @@ FAULTS: dict[str, tuple[Any, str, Wrap]] = {
     "no decode rank is chosen": (router, "_decode_worker", lambda real: lambda state, node: None),
     "aborted prefills keep their reservation": (router.loads_model, "evolve", forgets_redirections),
     "what runs is priced as if it had just begun": (
-        loads.Load,
+        lines.Load,
         "at",
         lambda real: (
             lambda self, now_ns: (
-                self.queued_us + sum(each.service_us for each in self.running.values()),
+                self.line.total_us + sum(each.service_us for each in self.running.values()),
                 False,
             )
         ),

@@ -89,6 +89,9 @@ def registered(
     model: str = "toy",
     engine: str = "modelled",
     block_tokens: int = BLOCK_TOKENS,
+    fetches: bool = False,
+    chunk_tokens: int | None = None,
+    kv_bytes_per_token: int = 1,
 ) -> NodeRegistered:
     return NodeRegistered.model_validate(
         {
@@ -101,7 +104,9 @@ def registered(
             "dtype": "float32",
             "kv_layout": kv_layout,
             "block_tokens": block_tokens,
-            "kv_bytes_per_token": 1,
+            "kv_bytes_per_token": kv_bytes_per_token,
+            "fetches": fetches,
+            "chunk_tokens": chunk_tokens,
             "prefill_ranks": ranks,
             "decode_ranks": decode_ranks,
             "degrees": (1, 2, 4, 8),

@@ -21,6 +21,7 @@ from router_world import (
 )
 
 from services.router.decider import Moment, receive
+from services.router.outlook import weights
 from services.router.placement import Candidate, Placement, Question, choose, eligible
 from shared.contracts.events import (
     BlocksStored,
@@ -44,7 +45,7 @@ def candidate(worker: str, degree: int, cached: int = 0, queue_s: float = 0.0) -
 
 
 def place(*candidates: Candidate, tokens: int = 1_000, parameters: Parameters = PAPER) -> Placement:
-    placement = choose(candidates, tokens, ROUND, parameters)
+    placement = choose(candidates, tokens, ROUND, weights(parameters, 0))
     assert placement is not None
     return placement
 
@@ -123,7 +124,7 @@ class TestPrice:
         assert place(candidate("a", 1), candidate("d", 8), parameters=policy).winner.worker == "d/1/0"
 
     def test_nobody_is_no_placement(self) -> None:
-        assert choose([], 1_000, ROUND, PAPER) is None
+        assert choose([], 1_000, ROUND, weights(PAPER, 0)) is None
 
 
 class TestRecord:
@@ -153,7 +154,7 @@ class TestRecord:
 def test_the_winner_is_the_argmin_of_the_formula(workers: list[tuple[int, int, int]], beta: float, lam: float) -> None:
     coefficients = Coefficients(version="x", d=0.03, a=4.468e-05, b=2e-06, c=5.2e-05, alpha=6.1e-09)
     candidates = [Candidate(WorkerId(f"n0/1/{i:02}"), C, 100 * p, q, "exact") for i, (C, p, q) in enumerate(workers)]
-    placement = choose(candidates, 1_000, coefficients, Parameters(beta=beta, lam=lam))
+    placement = choose(candidates, 1_000, coefficients, weights(Parameters(beta=beta, lam=lam), 0))
     assert placement is not None
     smallest = min(C for C, _, _ in workers)
 
