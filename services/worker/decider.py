@@ -169,7 +169,7 @@ def register(
     *,
     fetches: bool = False,
 ) -> list[EventData]:
-    """The next incarnation; one that the log still believes alive ends first. `chunk_tokens` and `fetches` as the event says."""
+    """The next incarnation; one that the log still believes alive ends first. The last two are as the event has them."""
     registered = NodeRegistered(
         node=state.node,
         incarnation=state.incarnation + 1,

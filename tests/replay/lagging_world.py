@@ -271,7 +271,7 @@ class World:
             opened = process.state.loads.open.get(request)
             if opened is None or opened.worker is None:
                 continue
-            reason = self.chance.choice(("full", "rebalanced"))
+            reason = ("full", "rebalanced")[self._requests % 2]
             self.record(process, router.redirect(process.state, request, opened.attempt, reason))
             moment = router.Moment(self.now_ns, process.seen_seq)
             self.record(process, router.assign_again(process.state, request, 3, moment))
