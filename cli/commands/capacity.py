@@ -81,8 +81,8 @@ def capacity(
 def _rows(trace: Path | None, shape: str, shrink: float, seed: int) -> "list[Row]":
     """Errors: ValueError names the option; BadRow; OSError."""
     from cli.profiling.load import ROWS_MAX
+    from simulation.workloads.files import read
     from simulation.workloads.generating import SHAPES, Phase, generated
-    from simulation.workloads.rows import read
     from simulation.workloads.shaping import shrunk
 
     if shape not in SHAPES:

@@ -1,6 +1,6 @@
 """`vertumnus simulate`: a trace through a pool that is not there, by the code that decides in one that is."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.commands import trace as trace_command
-from cli.commands.trace import BlockTokens, EndS, JitterMs, Json, Limit, PhaseTexts, Rate, Speed, StartS
+from cli.commands.trace import BlockTokens, EndS, JitterMs, Json, Limit, PhaseTexts, Rate, Speed, StartS, Workload
 
 if TYPE_CHECKING:
     from simulation.policies.routers import Asked
     from simulation.policies.setup import Setup
     from simulation.policies.studies import Run
-    from simulation.workloads.rows import Row
 
 DEFAULT_NODES = ["2x4,4", "3x8"]
 DEFAULT_PHASES = ["600:5:conversation"]
@@ -40,6 +39,7 @@ def simulate(
     gpus: Gpus = None,
     set_: Sets = [],  # noqa: B006
     phase: PhaseTexts = DEFAULT_PHASES,
+    workload: Workload = None,
     start_s: StartS = 0,
     end_s: EndS = float("inf"),
     limit: Limit = None,
@@ -71,6 +71,7 @@ def simulate(
     from simulation.policies.setup import Setup
     from simulation.policies.studies import compared
     from simulation.policies.studies import policy as policy_of
+    from simulation.workloads.files import read
 
     with trace_command.refusals():
         setup = Setup(
@@ -85,11 +86,14 @@ def simulate(
             view_age_s=view_age_s,
         )
 
-        def workload(number: int) -> "Iterable[Asked]":
-            options = trace_command.Shaping(start_s, end_s, limit, speed, rate, jitter_ms, 1, 1 << 22, 1 << 20, number)
-            return requests_of(options.apply(_source(file, phase, block_tokens, number))[1], block_tokens)
+        made = trace_command.made_up(phase, workload)
 
-        runs = compared([policy_of(name) for name in policy], setup, workload, range(seed, seed + seeds), warmup_s)
+        def asked(number: int) -> "Iterable[Asked]":
+            options = trace_command.Shaping(start_s, end_s, limit, speed, rate, jitter_ms, 1, 1 << 22, 1 << 20, number)
+            _, rows = options.apply(lambda: made(Random(number)) if file is None else read(file, block_tokens))
+            return requests_of(rows, block_tokens)
+
+        runs = compared([policy_of(name) for name in policy], setup, asked, range(seed, seed + seeds), warmup_s)
         if out is not None:
             _write(out, _title(setup, file), runs)
     if json:
@@ -98,16 +102,6 @@ def simulate(
     output().print(runs_picture(_title(setup, file), runs))
     if out is not None:
         trace_command.errors.print(f"{out}: ttft.png, ttft.svg, rows.csv")
-
-
-def _source(file: Path | None, phase: list[str], block_tokens: int, seed: int) -> "Callable[[], Iterator[Row]]":
-    from simulation.workloads.generating import generated
-    from simulation.workloads.rows import read
-
-    if file is not None:
-        return lambda: read(file, block_tokens)
-    phases = trace_command.phases_of(phase)
-    return lambda: generated(phases, Random(seed))
 
 
 def _title(setup: "Setup", file: Path | None) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -17,6 +18,8 @@ from cli.files import whole
 from cli.terminal import output, reason
 from cli.trace.measuring import OK, LinearObjective, Outcome, Report, report
 from simulation.workloads import shaping
+from simulation.workloads.catalogue import WORKLOADS
+from simulation.workloads.files import read
 from simulation.workloads.generating import SHAPES, Phase, generated
 from simulation.workloads.rows import (
     BLOCK_TOKENS,
@@ -24,7 +27,6 @@ from simulation.workloads.rows import (
     OUTPUT_TOKENS_MAX,
     PROMPT_TOKENS_MAX,
     Row,
-    read,
     write,
 )
 
@@ -33,7 +35,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Traces of requests: inspect, convert, generate, send.", no_args_is_help=True)
 
-File = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="a trace in Mooncake's format")]
+File = Annotated[
+    Path,
+    typer.Argument(exists=True, dir_okay=False, readable=True, help="a trace in Mooncake's format, or Azure's (.csv)"),
+]
 OutFile = Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="the file to write")]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
 Seed = Annotated[int, typer.Option(help="equal seeds give equal traces")]
@@ -58,6 +63,7 @@ PhaseTexts = Annotated[
     ),
 ]
 DEFAULT_PHASES = ["600:4:conversation"]
+Workload = Annotated[str | None, typer.Option(help=f"in place of phases, one of {', '.join(WORKLOADS)}")]
 
 errors = Console(stderr=True, soft_wrap=True)
 
@@ -91,13 +97,22 @@ class Shaping(NamedTuple):
 
 
 @app.command()
-def inspect(file: File, block_tokens: BlockTokens = BLOCK_TOKENS, json: Json = False) -> None:
+def inspect(
+    file: File,
+    block_tokens: BlockTokens = BLOCK_TOKENS,
+    plot: Annotated[Path | None, typer.Option(dir_okay=False, help="a picture, .png or .svg")] = None,
+    json: Json = False,
+) -> None:
     """Lengths, long share, ideal hit rate and burstiness of a trace."""
     from cli.trace.picture import statistics_picture
     from simulation.workloads.statistics import statistics
 
     with refusals():
         found = statistics(read(file, block_tokens))
+        if plot is not None:
+            from cli.trace.plotting import plot as write_plot
+
+            write_plot(plot, file.name, found)
     if json:
         print_json(found)
     else:
@@ -129,10 +144,10 @@ def convert(
 
 
 @app.command()
-def generate(out: OutFile, phase: PhaseTexts = DEFAULT_PHASES, seed: Seed = 1) -> None:
+def generate(out: OutFile, phase: PhaseTexts = DEFAULT_PHASES, workload: Workload = None, seed: Seed = 1) -> None:
     """Make up a trace: sessions with shared system prompts and growing prefixes, Poisson arrivals."""
     with refusals():
-        count = _write(generated(phases_of(phase), Random(seed)), out)
+        count = _write(made_up(phase, workload)(Random(seed)), out)
     errors.print(f"{out}: {count:,} requests")
 
 
@@ -157,6 +172,7 @@ def send(
     slo_ms: Annotated[float | None, typer.Option(min=1, help="TTFT objective of an empty prompt")] = None,
     slo_ms_per_1k: Annotated[float, typer.Option(min=0, help="and for each thousand tokens of prompt")] = 0,
     phase: PhaseTexts = DEFAULT_PHASES,
+    workload: Workload = None,
     start_s: StartS = 0,
     end_s: EndS = float("inf"),
     limit: Limit = None,
@@ -183,10 +199,8 @@ def send(
     objective = None if slo_ms is None else LinearObjective(slo_ms / 1000, slo_ms_per_1k / 1000)
     key = None if api_key_file is None else api_key_file.read_text().strip()
     with refusals():
-        phases = phases_of(phase)
-        count, rows = options.apply(
-            lambda: generated(phases, Random(seed)) if file is None else read(file, block_tokens)
-        )
+        made = made_up(phase, workload)
+        count, rows = options.apply(lambda: made(Random(seed)) if file is None else read(file, block_tokens))
         target = Target(url, model or _first_model(url, key), key, text, concurrency, timeout_s, objective)
     found, interrupted = _send_with_progress(count, rows, target)
     if json:
@@ -231,8 +245,16 @@ def _first_model(url: str, api_key: str | None) -> str:
     return asyncio.run(first_model(url, api_key))
 
 
-def phases_of(texts: list[str]) -> list[Phase]:
-    """`--phase` as typed. Errors: ValueError naming the phase."""
+def made_up(phases: list[str], workload: str | None) -> Callable[[Random], Iterator[Row]]:
+    """What `--phase` and `--workload` ask for. Errors: ValueError naming the one that cannot be had."""
+    if workload is None:
+        return partial(generated, _phases(phases))
+    if workload not in WORKLOADS:
+        raise ValueError(f"--workload {workload}: must be one of {', '.join(WORKLOADS)}")
+    return WORKLOADS[workload]
+
+
+def _phases(texts: list[str]) -> list[Phase]:
     phases = []
     for text in texts:
         parts = text.split(":")

@@ -10,8 +10,9 @@ import orjson
 
 from cli.embedded.environment import TORCH_BLOCK_TOKENS, SystemChoices
 from shared.model.cost import Coefficients, load_coefficients
+from simulation.workloads.files import read
 from simulation.workloads.generating import SHAPES, Phase, generated
-from simulation.workloads.rows import BLOCK_TOKENS, Row, read
+from simulation.workloads.rows import BLOCK_TOKENS, Row
 from simulation.workloads.shaping import at_speed, capped, jittered, shrunk
 from simulation.workloads.statistics import statistics
 

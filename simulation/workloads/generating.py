@@ -9,7 +9,7 @@ the hit rate takes that long to rise.
 of lengths and sharing only: real traffic is burstier (2.1 against 1 for Mooncake's conversation trace).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate, count
@@ -21,14 +21,15 @@ from simulation.workloads.rows import BLOCK_TOKENS, Row
 
 
 class Spread(NamedTuple):
-    """A log-normal number of tokens."""
+    """A log-normal number of tokens, and a number that is always there."""
 
     median: float
     sigma: float
+    least: int = 0
 
     def draw(self, chance: Random) -> int:
         """At least 1."""
-        return max(1, round(exp(chance.gauss(log(self.median), self.sigma))))
+        return max(1, self.least + round(exp(chance.gauss(log(self.median), self.sigma))))
 
 
 class Shape(NamedTuple):
@@ -81,6 +82,10 @@ class Phase(NamedTuple):
     shape: Shape
 
 
+Rate = Callable[[float], float]
+"""Requests per second at a second."""
+
+
 def generated(phases: Sequence[Phase], chance: Random) -> Iterator[Row]:
     """The rows of the phases one after the other; sessions begin and end with their phase.
 
@@ -92,18 +97,38 @@ def generated(phases: Sequence[Phase], chance: Random) -> Iterator[Row]:
     for phase in phases:
         if not (phase.requests_per_s > 0 and phase.seconds > 0):
             raise ValueError(f"phase: {phase.requests_per_s} requests/s for {phase.seconds} s; both must be above 0")
-        for row in _steady(phase, systems[phase.shape], ids, chance):
+        arrivals = steady_s(phase.requests_per_s, phase.seconds, chance)
+        for row in _turns(phase.shape, arrivals, systems[phase.shape], ids, chance):
             yield row._replace(arrival_ms=start_ms + row.arrival_ms)
         start_ms += phase.seconds * 1000
 
 
-def _steady(phase: Phase, systems: "_Systems", ids: "count[int]", chance: Random) -> Iterator[Row]:
-    shape, now_s = phase.shape, 0.0
-    waiting: list[tuple[float, int, _Session]] = []
-    for number in count():
-        now_s += chance.expovariate(phase.requests_per_s)
-        if now_s >= phase.seconds:
-            return
+def sessions(shape: Shape, arrivals: Iterator[float], ids: "count[int]", chance: Random) -> Iterator[Row]:
+    """The rows of one shape that arrive at the given seconds, in order. `ids` gives them their blocks."""
+    return _turns(shape, arrivals, _systems(shape, ids, chance), ids, chance)
+
+
+def steady_s(requests_per_s: float, seconds: float, chance: Random) -> Iterator[float]:
+    """A Poisson process of one rate."""
+    return arrivals_s(lambda _: requests_per_s, requests_per_s, seconds, chance)
+
+
+def arrivals_s(rate: Rate, most: float, seconds: float, chance: Random) -> Iterator[float]:
+    """A Poisson process whose rate never exceeds `most`: arrivals at that rate, of which some are left out (Lewis and Shedler,
+    Simulation of nonhomogeneous Poisson processes by thinning, 1979)."""
+    now_s = 0.0
+    while (now_s := now_s + chance.expovariate(most)) < seconds:
+        now_rate = rate(now_s)
+        assert now_rate <= most, f"{now_rate} requests/s at {now_s} s; {most} were promised at most"
+        if now_rate == most or chance.random() * most < now_rate:
+            yield now_s
+
+
+def _turns(
+    shape: Shape, arrivals: Iterator[float], systems: "_Systems", ids: "count[int]", chance: Random
+) -> Iterator[Row]:
+    waiting: list[tuple[float, int, Session]] = []
+    for number, now_s in enumerate(arrivals):
         if waiting and waiting[0][0] <= now_s:
             session = heappop(waiting)[2]
             session.tokens += shape.next_message.draw(chance)
@@ -118,7 +143,7 @@ def _steady(phase: Phase, systems: "_Systems", ids: "count[int]", chance: Random
 
 
 @dataclass
-class _Session:
+class Session:
     """A conversation so far: its length, and the ids of the blocks that are whole for good."""
 
     tokens: int
@@ -138,9 +163,9 @@ class _Systems(NamedTuple):
     blocks: list[list[int]]
     popularity: list[float]
 
-    def open(self, message_tokens: int, chance: Random) -> _Session:
+    def open(self, message_tokens: int, chance: Random) -> Session:
         [k] = chance.choices(range(len(self.tokens)), cum_weights=self.popularity)
-        return _Session(self.tokens[k] + message_tokens, list(self.blocks[k]))
+        return Session(self.tokens[k] + message_tokens, list(self.blocks[k]))
 
 
 def _systems(shape: Shape, ids: "count[int]", chance: Random) -> _Systems:

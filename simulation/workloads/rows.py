@@ -1,4 +1,4 @@
-"""One request of a trace, and the file format: read strictly, written the same way.
+"""One request of a trace, and Mooncake's file format: read strictly, written the same way.
 
 A line is `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [id, …]}`. The ids name the
 prompt's blocks of 512 tokens; an id stands for its block *and all before it*, so two prompts share exactly the blocks of
@@ -6,7 +6,6 @@ their common leading ids. The last block may be partial.
 """
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import orjson
@@ -39,27 +38,10 @@ class Row(NamedTuple):
     block_tokens: int = BLOCK_TOKENS
 
 
-def read(path: Path, block_tokens: int = BLOCK_TOKENS) -> Iterator[Row]:
-    """The rows of a file, in order, one at a time.
-
-    Errors: BadRow at the first bad line; OSError when the file cannot be read.
-    """
-    with path.open("rb") as file:
-        try:
-            yield from parsed(file, block_tokens)
-        except BadRow as bad:
-            raise BadRow(f"{path}: {bad}") from bad
-
-
 def parsed(file: BinaryIO, block_tokens: int = BLOCK_TOKENS) -> Iterator[Row]:
-    """The rows of an open file. Empty lines are skipped and counted. Errors: BadRow."""
-    number, earliest = 0, 0.0
-    while line := file.readline(LINE_BYTES_MAX + 1):
-        number += 1
-        if len(line) > LINE_BYTES_MAX:
-            raise BadRow(f"line {number}: longer than {LINE_BYTES_MAX} bytes")
-        if not line.strip():
-            continue
+    """The rows of an open file in Mooncake's form. Errors: BadRow at the first bad line."""
+    earliest = 0.0
+    for number, line in numbered_lines(file):
         try:
             row = _row(line, block_tokens)
         except ValueError as error:
@@ -68,6 +50,17 @@ def parsed(file: BinaryIO, block_tokens: int = BLOCK_TOKENS) -> Iterator[Row]:
             raise BadRow(f"line {number}: timestamp: {row.arrival_ms:g} is before the line above, {earliest:g}")
         earliest = row.arrival_ms
         yield row
+
+
+def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not empty, with their numbers. Errors: BadRow for one that is too long to be held."""
+    number = 0
+    while line := file.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        if len(line) > LINE_BYTES_MAX:
+            raise BadRow(f"line {number}: longer than {LINE_BYTES_MAX} bytes")
+        if line.strip():
+            yield number, line
 
 
 def write(rows: Iterable[Row], file: BinaryIO) -> int:

@@ -18,7 +18,7 @@ LONG_TOKENS = 32 * 1024
 COUNT_S = 10
 """The bucket over which burstiness counts arrivals."""
 
-_GRID_SHARE, _GRID_SLIP = 0.8, 1e-3
+_GRID_SHARE, _GRID_SLIP, _GRID_GAPS_MIN = 0.8, 1e-3, 20
 
 
 class Lengths(NamedTuple):
@@ -62,6 +62,9 @@ class Statistics(NamedTuple):
     length_bins: tuple[LengthBin, ...]
     arrivals: tuple[int, ...]
     """Requests in each `COUNT_S` seconds."""
+    arrived_tokens: tuple[int, ...]
+    """Their prompts' tokens, and below how many of them the endless cache would have had."""
+    hit_tokens: tuple[int, ...]
 
 
 class _Fold:
@@ -73,8 +76,9 @@ class _Fold:
         self.common_depths = array("q")
         self.seen: set[int] = set()
         self.common: tuple[int, ...] | None = None
-        self.hit_tokens = 0
         self.arrivals: Counter[int] = Counter()
+        self.arrived_tokens: Counter[int] = Counter()
+        self.hit_tokens: Counter[int] = Counter()
         self.gaps_ms: Counter[int] = Counter()
         self.first_ms = self.last_ms = 0.0
         self.block_tokens = 0
@@ -84,26 +88,29 @@ class _Fold:
             self.first_ms = self.last_ms = row.arrival_ms
         self.prompts.append(row.prompt_tokens)
         self.outputs.append(row.output_tokens)
-        self._add_blocks(row)
-        self.arrivals[int((row.arrival_ms - self.first_ms) // (COUNT_S * 1000))] += 1
+        bucket = int((row.arrival_ms - self.first_ms) // (COUNT_S * 1000))
+        self.arrivals[bucket] += 1
+        self.arrived_tokens[bucket] += row.prompt_tokens
+        # At least one token of a prompt is always computed.
+        self.hit_tokens[bucket] += min(self._add_blocks(row) * row.block_tokens, row.prompt_tokens - 1)
         gap_ms = round(row.arrival_ms - self.last_ms)
         if gap_ms > 0:
             self.gaps_ms[gap_ms] += 1
         self.last_ms = row.arrival_ms
         self.block_tokens = row.block_tokens
 
-    def _add_blocks(self, row: Row) -> None:
+    def _add_blocks(self, row: Row) -> int:
+        """How many leading blocks were there before."""
         ids = row.hash_ids
         depth = next((i for i, block in enumerate(ids) if block not in self.seen), len(ids))
         self.seen.update(ids[depth:])
         self.common_depths.append(depth)
-        # At least one token of a prompt is always computed.
-        self.hit_tokens += min(depth * row.block_tokens, row.prompt_tokens - 1)
         if self.common is None:
             self.common = ids
         elif self.common != ids[: len(self.common)]:
             shared = next(i for i, (a, b) in enumerate(zip(self.common, (*ids, -1), strict=False)) if a != b)
             self.common = self.common[:shared]
+        return depth
 
 
 def statistics(rows: Iterable[Row]) -> Statistics:
@@ -115,7 +122,10 @@ def statistics(rows: Iterable[Row]) -> Statistics:
         raise ValueError("the trace has no rows")
     prompts = np.array(fold.prompts)
     seconds = (fold.last_ms - fold.first_ms) / 1000
-    arrivals = tuple(fold.arrivals[i] for i in range(max(fold.arrivals) + 1))
+    arrivals, arrived_tokens, hit_tokens = (
+        tuple(counts[i] for i in range(max(fold.arrivals) + 1))
+        for counts in (fold.arrivals, fold.arrived_tokens, fold.hit_tokens)
+    )
     long = prompts > LONG_TOKENS
     return Statistics(
         requests=len(prompts),
@@ -125,7 +135,7 @@ def statistics(rows: Iterable[Row]) -> Statistics:
         output_tokens=_lengths(np.array(fold.outputs)),
         long_requests_share=float(long.mean()),
         long_tokens_share=float(prompts[long].sum() / prompts.sum()),
-        ideal_hit_rate=float(fold.hit_tokens / prompts.sum()),
+        ideal_hit_rate=float(sum(hit_tokens) / prompts.sum()),
         shared_requests_share=float((np.array(fold.common_depths) > len(fold.common or ())).mean()),
         blocks=len(fold.seen),
         block_tokens=fold.block_tokens,
@@ -133,6 +143,8 @@ def statistics(rows: Iterable[Row]) -> Statistics:
         arrival_grid_ms=_grid_ms(fold.gaps_ms),
         length_bins=_bins(prompts),
         arrivals=arrivals,
+        arrived_tokens=arrived_tokens,
+        hit_tokens=hit_tokens,
     )
 
 
@@ -157,7 +169,7 @@ def _burstiness(arrivals: tuple[int, ...]) -> float:
 
 def _grid_ms(gaps_ms: Counter[int]) -> float:
     """The gap between distinct arrivals, when most have the same one; traces round to a grid with small slips."""
-    if not gaps_ms:
+    if gaps_ms.total() < _GRID_GAPS_MIN:
         return 0.0
     [(usual, _)] = gaps_ms.most_common(1)
     near = sum(count for gap, count in gaps_ms.items() if abs(gap - usual) <= max(1, usual * _GRID_SLIP))

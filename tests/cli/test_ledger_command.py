@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from shared.contracts.events import RequestCompleted, RequestReceived
-from simulation.workloads.rows import read
+from simulation.workloads.files import read
 from tests.replay.conftest import arrivals
 from tests.replay.lagging_world import BLOCK_TOKENS, World
 from tests.services.ledger.record_writer import RecordWriter

@@ -38,6 +38,43 @@ def test_a_trace_is_generated_and_inspected(trace: Path) -> None:
     assert "█" in shown.stdout
 
 
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_an_inspection_is_drawn(trace: Path, tmp_path: Path, ending: str) -> None:
+    picture = tmp_path / f"trace.{ending}"
+    inspected(trace, "--plot", str(picture))
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG" if ending == "png" else b"<?xml")
+    assert ending == "png" or b"ideal hit rate" in content
+
+
+def test_a_picture_of_another_kind_is_refused(trace: Path) -> None:
+    result = runner.invoke(app, ["inspect", str(trace), "--plot", "trace.gif"])
+    assert result.exit_code == 2
+    assert "--plot trace.gif: the name must end in one of png, svg" in result.stderr
+
+
+def test_azures_lengths_become_a_trace(tmp_path: Path) -> None:
+    lengths, out = tmp_path / "lengths.csv", tmp_path / "out.jsonl"
+    lengths.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n")
+    assert inspected(lengths)["requests"] == 1
+    assert runner.invoke(app, ["convert", str(lengths), "-o", str(out)]).exit_code == 0
+    assert orjson.loads(out.read_bytes()) == {
+        "timestamp": 0,
+        "input_length": 374,
+        "output_length": 44,
+        "hash_ids": [0],
+    }
+
+
+def test_a_workload_is_made_by_its_name(tmp_path: Path) -> None:
+    out = tmp_path / "drifting.jsonl"
+    assert runner.invoke(app, ["generate", "-o", str(out), "--workload", "drifting"]).exit_code == 0
+    assert inspected(out)["requests_per_s"] == pytest.approx(24, rel=0.05)
+    refused = runner.invoke(app, ["generate", "-o", str(out), "--workload", "nothing"])
+    assert refused.exit_code == 2
+    assert "--workload nothing: must be one of conversation, tool-agent, drifting" in refused.stderr
+
+
 def test_conversion_slices_shrinks_and_sets_the_rate(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "small.jsonl"
     options = ["--shrink", "0.0625", "--rate", "20", "--limit", "100", "--max-output", "8"]

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulation.workloads.generating import SHAPES, Phase, Shape, Spread, generated
+from simulation.workloads.catalogue import WORKLOADS
+from simulation.workloads.generating import SHAPES, Phase, Shape, Spread, arrivals_s, generated
 from simulation.workloads.rows import BLOCK_TOKENS, Row
 from simulation.workloads.statistics import statistics
+from tests.simulation.workloads.checking import check_rows
 
 SHAPE_NAMES = st.sampled_from(sorted(SHAPES))
 
@@ -24,24 +26,22 @@ def test_rows_are_well_formed_and_repeat_with_their_seed(name: str, seed: int) -
     phases = [Phase(20, 5, SHAPES[name]), Phase(20, 2, SHAPES["conversation"])]
     rows = rows_of(*phases, seed=seed)
     assert rows == rows_of(*phases, seed=seed)
-    assert all(a.arrival_ms <= b.arrival_ms < 40_000 for a, b in pairwise(rows))
-    parents: dict[int, int | None] = {}
-    for row in rows:
-        assert len(row.hash_ids) == -(-row.prompt_tokens // BLOCK_TOKENS)
-        # An id stands for all before it: it never has two parents.
-        for parent, block in pairwise((None, *row.hash_ids)):
-            assert parents.setdefault(block, parent) == parent  # type: ignore[arg-type]
+    assert rows[-1].arrival_ms < 40_000
+    check_rows(rows)
     assert rows != rows_of(*phases, seed=seed + 1)
 
 
 @pytest.mark.parametrize(
     ("name", "rate", "prompt", "p50", "p90", "output", "hit"),
-    [("conversation", 3.4, 12_035, 6_909, 27_367, 343, 0.374), ("tool-agent", 6.6, 8_596, None, None, 182, 0.59)],
+    [
+        ("conversation", 12_031 / 3_537, 12_035, 6_909, 27_367, 343, 0.374),
+        ("tool-agent", 23_608 / 3_600, 8_596, None, None, 182, 0.59),
+    ],
 )
 def test_shapes_have_the_published_statistics(
     name: str, rate: float, prompt: int, p50: int | None, p90: int | None, output: int, hit: float
 ) -> None:
-    found = statistics(rows_of(Phase(3000, rate, SHAPES[name])))
+    found = statistics(WORKLOADS[name](Random(1)))
     assert found.requests_per_s == pytest.approx(rate, rel=0.03)
     assert found.prompt_tokens.mean == pytest.approx(prompt, rel=0.07)
     assert found.output_tokens.mean == pytest.approx(output, rel=0.07)
@@ -78,3 +78,11 @@ def test_phases_follow_each_other_at_their_rates() -> None:
 def test_a_phase_without_rate_is_refused() -> None:
     with pytest.raises(ValueError, match="phase: 0 requests/s for 10 s; both must be above 0"):
         rows_of(Phase(10, 0, SHAPES["tool-agent"]))
+
+
+def test_arrivals_follow_a_rate_that_changes() -> None:
+    arrivals = list(arrivals_s(lambda at_s: 10 if at_s < 300 else 2, 10, 600, Random(1)))
+    early = [at_s for at_s in arrivals if at_s < 300]
+    assert len(early) == pytest.approx(3_000, rel=0.06)
+    assert len(arrivals) - len(early) == pytest.approx(600, rel=0.12)
+    assert arrivals == sorted(arrivals)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulation.workloads.rows import BLOCK_TOKENS, LINE_BYTES_MAX, BadRow, Row, parsed, read, write
+from simulation.workloads.files import read
+from simulation.workloads.rows import BLOCK_TOKENS, LINE_BYTES_MAX, BadRow, Row, parsed, write
 
 GOOD = {"timestamp": 3000, "input_length": 700, "output_length": 5, "hash_ids": [0, 7]}
 
