@@ -173,6 +173,7 @@ class RouterReplica:
             stream=asked.stream,
             chain=chain,
             client_digest=asked.client_digest,
+            placed_only=asked.placed_only,
         )
         self._told(stored, decider.receive(self.state, arrival, Moment(now_ns, asked.seen_seq)), question)
 

@@ -66,7 +66,7 @@ class State:
 
 class Arrival(NamedTuple):
     """A request that passed every check. `chain` holds the ids of the prompt's whole blocks, `client_digest` stands for the id
-    that its client gave it."""
+    that its client gave it; `placed_only` is forwarded by somebody else."""
 
     request: RequestId
     tenant: TenantId
@@ -77,6 +77,7 @@ class Arrival(NamedTuple):
     stream: bool
     chain: tuple[BlockId, ...]
     client_digest: str | None = None
+    placed_only: bool = False
 
 
 class Moment(NamedTuple):
@@ -146,6 +147,7 @@ def receive(state: State, arrival: Arrival, moment: Moment, by: Place = place) -
         slo_us=arrival.slo_us,
         stream=arrival.stream,
         client_digest=arrival.client_digest,
+        placed_only=arrival.placed_only,
         block_ids=b"".join(arrival.chain),
         seen_seq=moment.seen_seq,
     )

@@ -164,7 +164,7 @@ class Dispatcher:
 
         Errors: NotReceived; Unserved if it was received and rejected.
         """
-        facts = await self._decide(self._arrival(order))
+        facts = await self.decide(self._arrival(order))
         if self._closed:
             raise NotReceived("shutdown", "the router is shutting down", 1)
         call = Call(order, self._frames.open(order.request), slot)
@@ -184,7 +184,7 @@ class Dispatcher:
             case RequestRejected() as rejected:
                 self._drop(order.request)
                 self._metrics.ended.labels("rejected").inc()
-                raise _unserved(rejected)
+                raise rejection(rejected)
             case other:
                 raise AssertionError(f"a received request is assigned or rejected, not {other.TYPE}")
 
@@ -208,7 +208,7 @@ class Dispatcher:
             client_digest=order.client_digest,
         )
 
-    async def _decide(self, arrival: Arrival) -> list[EventData]:
+    async def decide(self, arrival: Arrival) -> list[EventData]:
         """The decision that is to be recorded. While there is no worker, it is asked for again, for a bounded time."""
         try:
             async with asyncio.timeout(self._settings.no_worker_wait_s):
@@ -292,7 +292,8 @@ class Dispatcher:
             await self._wiring.clock.sleep(ALIVE_EVERY_S)
 
 
-def _unserved(rejected: RequestRejected) -> Unserved:
+def rejection(rejected: RequestRejected) -> Unserved:
+    """What a client is told of it."""
     if rejected.reason == "too-long":
         return Unserved("too-long", "the prompt fits on no worker")
     return Unserved("no-worker", "no worker can take the request now", rejected.retry_after_s)

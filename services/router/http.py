@@ -5,55 +5,33 @@ event. A client that leaves, at any point, cancels its request.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
-import orjson
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from services.router import answers, errors, headers, sse
+from services.router import answers, errors, sse
 from services.router.answers import ChatShape, CompletionShape, Head, Part, Shape
-from services.router.bodies import Bodies
-from services.router.calls import Call, NotReceived, Order, Slot, Unserved
-from services.router.dispatch import Dispatcher
+from services.router.calls import Call, Order, Slot, Unserved
+from services.router.entrance import Entrance, Parts, json_response, unknown_model
 from services.router.headers import RequestHeaders
-from services.router.offers import Offer, offered
-from services.router.openai import BadRequest, ChatRequest, CompletionRequest, StreamOptions, parse
-from services.router.prompts import Asked, Context, Prompts
-from services.router.refusals import Refusals
-from services.router.settings import RouterSettings
-from shared.contracts.ids import RequestId, TenantId
-from shared.runtime.clock import Clock, Ids
-
-TENANT = TenantId("default")
-
-
-class Parts(NamedTuple):
-    """What the API stands on."""
-
-    settings: RouterSettings
-    dispatcher: Dispatcher
-    prompts: Prompts
-    refusals: Refusals
-    clock: Clock
-    ids: Ids
+from services.router.offers import Offer
+from services.router.openai import ChatRequest, CompletionRequest, StreamOptions, parse
+from services.router.placements_http import PlacementApi
+from services.router.prompts import Asked, Context
 
 
 class Api:
     """The handlers of `/v1`. One per process."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, entrance: Entrance) -> None:
+        self._entrance = entrance
         self._dispatcher = parts.dispatcher
         self._prompts = parts.prompts
-        self._refusals = parts.refusals
         self._clock = parts.clock
-        self._ids = parts.ids
-        self._bodies = Bodies(parts.settings.body_bytes_max)
-        self._keys = parts.settings.api_keys()
         self._started_s = parts.clock.now_ns() // 10**9
 
     def routes(self) -> APIRouter:
@@ -70,49 +48,33 @@ class Api:
 
     async def chat(self, request: Request) -> Response:
         """An answer to a conversation."""
-        return await self._guarded(request, lambda context: self._serve(request, context, ChatRequest))
+        return await self._entrance.guarded(request, lambda context: self._serve(request, context, ChatRequest))
 
     async def completion(self, request: Request) -> Response:
         """A continuation of a text or of token ids."""
-        return await self._guarded(request, lambda context: self._serve(request, context, CompletionRequest))
+        return await self._entrance.guarded(request, lambda context: self._serve(request, context, CompletionRequest))
 
     async def models(self, request: Request) -> Response:
         """The one model that this pool serves."""
 
         async def listed(_: Context) -> Response:
-            offer = self._offer()
-            return _json({"object": "list", "data": [self._model(offer)] if offer else []}, request)
+            offer = self._entrance.offer()
+            return json_response({"object": "list", "data": [self._model(offer)] if offer else []}, request)
 
-        return await self._guarded(request, listed)
+        return await self._entrance.guarded(request, listed)
 
     async def model(self, request: Request, name: str) -> Response:
         """One model, by its id."""
 
         async def found(_: Context) -> Response:
-            offer = self._offer()
+            offer = self._entrance.offer()
             if offer is None or offer.model != name:
-                raise _unknown_model(name)
-            return _json(self._model(offer), request)
+                raise unknown_model(name)
+            return json_response(self._model(offer), request)
 
-        return await self._guarded(request, found)
+        return await self._entrance.guarded(request, found)
 
     # --- one request
-
-    async def _guarded(self, request: Request, handle: Callable[[Context], Awaitable[Response]]) -> Response:
-        """Refusals and failures as responses; refusals are counted."""
-        told = {"x-request-id": request.state.request_id}
-        try:
-            return await handle(self._context(request))
-        except BadRequest as bad:
-            self._refusals.count(TENANT, errors.refusal_reason(bad))
-            return errors.of_bad_request(bad).response(told)
-        except NotReceived as refused:
-            self._refusals.count(TENANT, errors.refusal_reason(refused))
-            return errors.of_unserved(refused).response(told)
-        except Unserved as unserved:
-            return errors.of_unserved(unserved).response(told)
-        except ClientDisconnect:
-            return Response(status_code=499)
 
     async def _serve(
         self, request: Request, context: Context, cls: type[ChatRequest] | type[CompletionRequest]
@@ -124,7 +86,7 @@ class Api:
             first = await anext(parts)
             if not asked.stream:
                 every = [first, *[part async for part in parts]]
-                return _json(self._shape(asked, call).whole(every, answers.usage(call)), request, _told(call))
+                return json_response(self._shape(asked, call).whole(every, answers.usage(call)), request, _told(call))
         except BaseException:
             call.leave()
             raise
@@ -141,10 +103,10 @@ class Api:
         self._dispatcher.enter().release()  # what has no place now is refused before its body is read
         slot: Slot | None = None
         try:
-            async with self._bodies.read(request) as body:
+            async with self._entrance.bodies.read(request) as body:
                 asked: Asked = parse(cls, body)
                 slot = self._dispatcher.enter()
-                order = await self._prompts.order(asked, self._offer_of(asked.model), context)
+                order = await self._prompts.order(asked, self._entrance.offer_of(asked.model), context)
             return asked, order, await self._dispatcher.submit(order, slot)
         except BaseException:
             if slot is not None:
@@ -158,30 +120,6 @@ class Api:
             return ChatShape(head, self._prompts.token_bytes, asked.alternatives, asked.return_token_ids)
         head = Head(f"cmpl-{call.request}", asked.model, created)
         return CompletionShape(head, self._prompts.token_bytes, asked.alternatives, asked.return_token_ids)
-
-    def _context(self, request: Request) -> Context:
-        """What the headers say. Errors: BadRequest."""
-        headers.authenticate(request, self._keys)
-        return Context(
-            request=RequestId(request.state.recorded),
-            tenant=TENANT,
-            arrived_ns=self._clock.monotonic_ns(),
-            slo_us=headers.slo_us(request),
-            traceparent=headers.traceparent(request),
-            client_digest=request.state.client_digest,
-        )
-
-    def _offer_of(self, model: str) -> Offer:
-        """Errors: BadRequest (404) for another model; NotReceived while no node has ever been seen."""
-        offer = self._offer()
-        if offer is None:
-            raise NotReceived("no-worker", "no node has registered yet", 1)
-        if offer.model != model:
-            raise _unknown_model(model)
-        return offer
-
-    def _offer(self) -> Offer | None:
-        return offered(self._dispatcher.state)
 
     def _model(self, offer: Offer) -> dict[str, Any]:
         return {"id": offer.model, "object": "model", "created": self._started_s, "owned_by": "vertumnus"}
@@ -205,7 +143,9 @@ def build_app(parts: Parts, probes: APIRouter) -> FastAPI:
     """The whole HTTP surface."""
     app = FastAPI(title="Vertumnus", description="OpenAI-compatible serving with adaptive context parallelism")
     app.include_router(probes)
-    app.include_router(Api(parts).routes())
+    entrance = Entrance(parts)
+    app.include_router(Api(parts, entrance).routes())
+    app.include_router(PlacementApi(parts, entrance).routes())
     app.add_middleware(RequestHeaders, ids=parts.ids)
 
     @app.exception_handler(HTTPException)
@@ -222,10 +162,6 @@ def build_app(parts: Parts, probes: APIRouter) -> FastAPI:
     return app
 
 
-def _unknown_model(name: str) -> BadRequest:
-    return BadRequest(f"the model {name[:128]!r} is not served here", "model", "model_not_found", status=404)
-
-
 def _told(call: Call) -> dict[str, str]:
     """Who served, for clients and for `explain`."""
     assert call.served is not None, "there is a first token"
@@ -234,11 +170,6 @@ def _told(call: Call) -> dict[str, str]:
         "x-vertumnus-cached-tokens": str(call.served.first.cached_tokens),
         "x-vertumnus-decision": str(call.served.decision),
     }
-
-
-def _json(content: dict[str, Any], request: Request, headers: Mapping[str, str] | None = None) -> Response:
-    more = {**(headers or {}), "x-request-id": request.state.request_id}
-    return Response(orjson.dumps(content), headers=more, media_type="application/json")
 
 
 def _body_schema(cls: type[ChatRequest] | type[CompletionRequest]) -> dict[str, Any]:

@@ -184,14 +184,14 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs
 
 
-R = TypeVar("R", bound=GenerationRequest)
+R = TypeVar("R", bound=BaseModel)
 
 
-def parse(cls: type[R], body: bytes) -> R:
-    """The request in `body`. BadRequest names the first wrong field; nothing of what the client sent is in the message but
-    names and short values."""
+def parse(cls: type[R], body: bytes | dict[str, Any]) -> R:
+    """The request in `body`, which may be read already. BadRequest names the first wrong field; nothing of what the client
+    sent is in the message but names and short values."""
     try:
-        return cls.model_validate_json(body)
+        return cls.model_validate_json(body) if isinstance(body, bytes) else cls.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise _bad_request(first["type"], first["loc"], first["msg"]) from None

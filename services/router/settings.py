@@ -38,6 +38,12 @@ class RouterSettings(ServiceSettings):
     no_worker_wait_s: float = Field(default=5.0, ge=0, le=60, description="how long a request waits for any worker")
     first_token_slack_s: float = Field(default=10.0, gt=0, le=3_600, description="on top of twice the predicted TTFT")
     idle_timeout_s: float = Field(default=30.0, gt=0, le=3_600, description="between two tokens")
+    placement_start_s: float = Field(
+        default=60.0, gt=0, le=3_600, description="a placement is reported as started or ended within this"
+    )
+    placement_end_s: float = Field(
+        default=600.0, gt=0, le=86_400, description="one that has started is reported as ended within this"
+    )
     drain_s: float = Field(default=25.0, ge=0, le=25.0, description="open streams may take this long after SIGTERM")
 
     @field_validator("block_key_file")

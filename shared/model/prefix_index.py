@@ -47,12 +47,13 @@ class Run(Generic[H]):
             return likely
         return self.first + self.blocks.index(block)
 
-    def agrees(self, depth: int, blocks: Sequence[BlockId]) -> int:
-        """With how many of `blocks`, from its depth `depth` on."""
-        own = self.blocks[depth - self.first : depth - self.first + len(blocks)]
-        if own == list(blocks[: len(own)]):
+    def agrees(self, depth: int, blocks: Sequence[BlockId], at: int) -> int:
+        """With how many of `blocks` from the one at `at` on, which would be at `depth`."""
+        own = self.blocks[depth - self.first : depth - self.first + len(blocks) - at]
+        told = list(blocks[at : at + len(own)])
+        if own == told:
             return len(own)
-        return next(at for at, (one, other) in enumerate(zip(own, blocks, strict=False)) if one != other)
+        return next(place for place, (one, other) in enumerate(zip(own, told, strict=True)) if one != other)
 
 
 class PrefixIndex(Generic[H]):
@@ -123,7 +124,7 @@ class PrefixIndex(Generic[H]):
                 if below is None:
                     break
                 run = below
-            agreed = run.agrees(depth, blocks[at:])
+            agreed = run.agrees(depth, blocks, at)
             if not agreed and blocks[at] in self.index:
                 break
             if not agreed:
@@ -258,6 +259,19 @@ class PrefixIndex(Generic[H]):
         self.index.update(dict.fromkeys(rest.blocks, run))
         for holder in rest.ends:
             del self._runs[holder][rest]
+
+    def __deepcopy__(self, _: object) -> "PrefixIndex[H]":
+        """Run by run, because a path may have more runs than the interpreter's stack has room for."""
+        copy: PrefixIndex[H] = PrefixIndex()
+        runs = dict.fromkeys([self._root, *self.index.values()])
+        twins = {run: Run(run.above, run.first, run.blocks.copy(), run.ends.copy()) for run in runs}
+        for run, twin in twins.items():
+            twin.children = {block: twins[child] for block, child in run.children.items()}
+        copy._root = twins[self._root]
+        copy.index = {block: twins[run] for block, run in self.index.items()}
+        copy.counts = self.counts.copy()
+        copy._runs = {holder: dict.fromkeys(twins[run] for run in held) for holder, held in self._runs.items()}
+        return copy
 
     def check(self) -> None:
         """The tree is whole, every rule above holds, and the counts are right."""

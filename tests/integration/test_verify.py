@@ -79,8 +79,14 @@ async def ask_on(rig: VerifyRig, chance: random.Random, requests: int) -> None:
         async def ask(router: Replica, prompt: list[int]) -> None:
             body = {"model": "modelled", "prompt": prompt, "max_tokens": 2}
             known = {"x-request-id": CLIENT_ID, "authorization": f"Bearer {API_KEY}"}
+            how = chance.choice(("completed", "cancelled", None, None, None))
             try:
-                await client.post(f"{router.url}/v1/completions", json=body, headers=known)
+                if how is None:
+                    await client.post(f"{router.url}/v1/completions", json=body, headers=known)
+                    return
+                placed = await client.post(f"{router.url}/v1/placements", json=body, headers=known)
+                if placed.is_success:
+                    await client.post(f"{router.url}/v1/placements/{placed.json()['id']}/{how}", json={"ttft_ms": 5})
             except httpx.TransportError:
                 return
 

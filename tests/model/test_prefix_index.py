@@ -1,6 +1,7 @@
 """The tree of runs against sets of paths, whatever is told in whatever order."""
 
 from collections.abc import Iterable
+from copy import deepcopy
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -104,6 +105,21 @@ class AgainstSets(RuleBasedStateMachine):
 
 AgainstSets.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestAgainstSets = AgainstSets.TestCase
+
+
+def test_a_copy_is_whole_and_apart_however_long_a_path() -> None:
+    tree: PrefixIndex[WorkerId] = PrefixIndex()
+    trunk = [BlockId(number.to_bytes(16)) for number in range(500)]
+    for depth in range(1, 500):  # a branch, and so a run, at each block
+        tree.add(WORKERS[depth % 4], None, [*trunk[:depth], BlockId((depth + 10_000).to_bytes(16))])
+    copy = deepcopy(tree)
+    copy.check()
+    assert copy.matched(trunk) == tree.matched(trunk)
+    assert [list(copy.held(worker)) for worker in WORKERS] == [list(tree.held(worker)) for worker in WORKERS]
+    for worker in WORKERS:
+        copy.clear(worker)
+    assert not copy.index
+    tree.check()
 
 
 def test_a_block_twice_in_one_word_counts_once() -> None:

@@ -43,6 +43,7 @@ class RequestReceived(EventData):
     Its block chain is `known_blocks` blocks that end at `known_block` (a block every reader of the log knows at `seen_seq`)
     and then the ids in `block_ids`, 16 bytes each, in order. `known_blocks` 0 means the whole chain is in `block_ids`.
     `client_digest` finds a request by the id its client gave it (`x-request-id`), which is not itself recorded.
+    `placed_only` says that another gateway asked where it should go, forwards it there itself, and reports its end.
     """
 
     request: RequestId
@@ -53,6 +54,7 @@ class RequestReceived(EventData):
     slo_us: int = Field(ge=0)
     stream: bool
     client_digest: str | None = None
+    placed_only: bool = False
     known_blocks: int = 0
     known_block: bytes | None = None
     block_ids: PackedBlockIds = b""
@@ -172,10 +174,10 @@ class RequestCompleted(EventData):
 
 @event("request-failed", channel=Channel.REQUESTS, senders=("router",))
 class RequestFailed(EventData):
-    """The request ended with an error that is ours."""
+    """The request ended with an error that is ours; `unreported`: whoever asked where to send it never said how it went."""
 
     request: RequestId
-    reason: Literal["attempts-exhausted", "no-worker", "engine", "lost-stream", "shutdown", "internal"]
+    reason: Literal["attempts-exhausted", "no-worker", "engine", "lost-stream", "shutdown", "internal", "unreported"]
 
 
 @event("request-cancelled", channel=Channel.REQUESTS, senders=("router",))

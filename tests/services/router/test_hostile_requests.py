@@ -3,38 +3,27 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import APIRouter
-from router_front import Agent, Front, front
+import router_app
+from router_front import Front
 from router_pool import write_model_dir
 
 from services.router import headers
-from services.router.http import Parts, build_app
 from services.router.prompts import Prompts
-from services.router.refusals import Refusals
-from services.router.tokenizer import ModelText, TextThreads
+from services.router.tokenizer import ModelText
 from shared.contracts.events import RequestReceived
 
 COMPLETION = {"model": "toy", "prompt": [11, 12, 13], "max_tokens": 4}
 CHAT = {"model": "toy", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
 
 
-@asynccontextmanager
-async def served(tmp_path: Path, **settings: Any) -> AsyncIterator[tuple[Front, httpx.AsyncClient]]:
-    text = ModelText(write_model_dir(tmp_path / "model"))
-    async with front(tmp_path, **settings) as router:
-        await Agent(router, "n0").start((4,), block_tokens=16)
-        refusals = Refusals(router.outbox, router.clock, router.dispatcher._metrics)
-        prompts = Prompts(text, TextThreads(1), b"k" * 32, router.settings.output_tokens_max)
-        parts = Parts(router.settings, router.dispatcher, prompts, refusals, router.clock, router.ids)
-        transport = httpx.ASGITransport(build_app(parts, APIRouter()), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
-            yield router, client
+def served(tmp_path: Path, **settings: Any) -> AbstractAsyncContextManager[tuple[Front, httpx.AsyncClient]]:
+    return router_app.served(tmp_path, text=ModelText(write_model_dir(tmp_path / "model")), **settings)
 
 
 def refusal(answer: httpx.Response) -> tuple[int, str | None, str]:

@@ -4,51 +4,25 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import APIRouter, FastAPI
 from pydantic import ValidationError
-from router_front import Agent, Front, continuation, front, serve_some
+from router_app import app_of, served
+from router_front import Agent, continuation, front, serve_some
 from router_pool import write_model_dir
 
 from services.router import bodies
-from services.router.http import Parts, build_app
-from services.router.prompts import Prompts
-from services.router.refusals import Refusals
 from services.router.settings import RouterSettings
-from services.router.tokenizer import ModelText, TextThreads
+from services.router.tokenizer import ModelText
 from shared.contracts.commands import Assign
 from shared.contracts.events import RequestAssigned, RequestCompleted, RequestReceived, RequestsRefused
 from tests.support.replica import eventually
 
 PROMPT = [11, 12, 13]
 BODY = {"model": "toy", "prompt": PROMPT, "max_tokens": 4}
-
-
-def app_of(router: Front, text: ModelText | None = None) -> tuple[FastAPI, Refusals]:
-    metrics = router.dispatcher._metrics
-    refusals = Refusals(router.outbox, router.clock, metrics)
-    prompts = Prompts(text, TextThreads(1), b"k" * 32, router.settings.output_tokens_max)
-    parts = Parts(router.settings, router.dispatcher, prompts, refusals, router.clock, router.ids)
-    return build_app(parts, APIRouter()), refusals
-
-
-@asynccontextmanager
-async def served(
-    tmp_path: Path, agent: Any = None, text: ModelText | None = None, **settings: Any
-) -> AsyncIterator[tuple[Front, httpx.AsyncClient]]:
-    async with front(tmp_path, **settings) as router:
-        await Agent(router, "n0", agent).start((4,), block_tokens=16)
-        app, refusals = app_of(router, text)
-        await refusals.start()
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
-            yield router, client
-        refusals.stop()
 
 
 def events_of(stream: httpx.Response) -> list[Any]:
@@ -233,7 +207,7 @@ class TestStatuses:
 
     async def test_before_the_first_node_there_is_no_model(self, tmp_path: Path) -> None:
         async with front(tmp_path) as router:
-            app, _ = app_of(router)
+            app, *_ = app_of(router)
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
                 assert (await client.get("/v1/models")).json() == {"object": "list", "data": []}

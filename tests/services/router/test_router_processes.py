@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -16,7 +17,15 @@ from router_pool import CONTEXT, MODEL, RouterPool, write_model_dir
 from tokenizers import Tokenizer
 
 from cli.embedded.nats import EmbeddedNats
-from shared.contracts.events import ENDS, RequestAssigned, RequestCancelled, RequestReceived, RequestsRefused
+from shared.contracts.events import (
+    ENDS,
+    BlocksStored,
+    RequestAssigned,
+    RequestCancelled,
+    RequestCompleted,
+    RequestReceived,
+    RequestsRefused,
+)
 from tests.support.replica import eventually, witness
 
 
@@ -281,6 +290,23 @@ class TestRefusals:
         schema = http.get("/openapi.json").json()
         body = schema["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
         assert "messages" in body["schema"]["properties"]
+
+
+class TestPlacements:
+    async def test_another_gateway_asks_where_and_says_how_it_went(self, nats: EmbeddedNats, pool: RouterPool) -> None:
+        ids = [7, 5, 3] * 20
+        raw = np.asarray(ids, dtype="<u4").tobytes()
+        async with witness(nats) as seen, httpx.AsyncClient(base_url=pool.api) as http:
+            await http.post("/completions", json={"model": MODEL, "prompt": ids, "max_tokens": 1})
+            await eventually(lambda: seen.all(BlocksStored))
+            answer = await http.post("/placements", content=raw, headers={"content-type": "application/octet-stream"})
+            told = answer.raise_for_status().json()
+            assert (told["cached_tokens"], told["uncached_tokens"]) == (48, 12)
+            assert told["candidates"][0]["trust"] == "exact"
+            (await http.post(f"/placements/{told['id']}/started")).raise_for_status()
+            (await http.post(f"/placements/{told['id']}/completed", json={"ttft_ms": 3})).raise_for_status()
+            await eventually(lambda: told["id"] in {each.request for each in seen.all(RequestCompleted)})
+            await eventually(lambda: open_requests(seen) == 0)
 
 
 class TestRecord:
