@@ -12,7 +12,7 @@ from uuid import UUID
 import orjson
 from pydantic import ValidationError
 
-from shared.contracts.codec import BadEvent, decode
+from shared.contracts.codec import BadEvent, decode_as_sent
 from shared.contracts.envelope import Envelope
 from shared.contracts.events import BlocksEvicted, BlocksStored, CacheReported
 
@@ -79,11 +79,11 @@ def record(arrival: Arrival) -> Record:
         # Postgres has no NUL in its text types; no service of ours writes one.
         return Record(seq, raw)
     try:
-        event = decode(raw)
+        event, sent_version = decode_as_sent(raw)
     except BadEvent:
         return _without_event(seq, raw)
     # The envelope's version is the newest one; the row says which was published.
-    return _with_columns(seq, raw, orjson.loads(raw)["version"], event, event)
+    return _with_columns(seq, raw, sent_version, event, event)
 
 
 def link(head: bytes, raw: bytes) -> bytes:

@@ -46,13 +46,18 @@ def decode(raw: bytes) -> Envelope:
     An unknown type or version decodes to `UnknownEvent` with every field kept. BadEvent if the bytes are not an envelope or
     a known event breaks its own schema.
     """
+    return decode_as_sent(raw)[0]
+
+
+def decode_as_sent(raw: bytes) -> tuple[Envelope, int]:
+    """`decode`, and the version in which the event was sent."""
     fields = _object(raw)
     _check_width(raw)
     tag, sent_version, sent_data = (_required(fields, name, kind) for name, kind in _NEEDED_FIRST)
     version, data = upcast(tag, sent_version, sent_data)
     cls = EVENT_TYPES.get((tag, version), UnknownEvent)
     try:
-        return Envelope.model_validate({**fields, "version": version, "data": _data(cls, data)})
+        return Envelope.model_validate({**fields, "version": version, "data": _data(cls, data)}), sent_version
     except ValidationError as error:
         raise BadEvent(_first(error)) from None
 

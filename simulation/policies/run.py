@@ -1,7 +1,7 @@
 """One simulation from beginning to end: a pool is set up, requests arrive, and it goes on until the last one has ended."""
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from random import Random
 
@@ -17,12 +17,15 @@ from simulation.policies.setup import Setup
 
 
 class Simulation:
-    """`run` once. Everything is a function of the setup, its seed included, and of the requests."""
+    """`run` once. Everything is a function of the setup, its seed included, and of the requests. `listener` is told every
+    event from the first on."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, listener: Callable[[Stored], None] | None = None) -> None:
         self.setup = setup
         self.agenda = Agenda()
         self.journal = Journal(self.agenda)
+        if listener is not None:
+            self.journal.listen(listener)
         self.nodes = {
             node: Node(node, composition, setup, self.agenda, self.journal, Random(f"{setup.seed} {node}"))
             for node, composition in setup.nodes.items()
