@@ -10,7 +10,6 @@ from typing import Any
 from replay.beginnings import Beginning
 from replay.leaders import Role
 from services.cachemgr import decider as cachemgr
-from services.cachemgr import replication
 from services.controller import decider as controller
 from services.controller import epochs, reconfiguring, saga
 from services.controller.capacity import Capacity
@@ -30,9 +29,12 @@ from shared.contracts.events import (
     NodeDeclaredLost,
     ParametersChanged,
     PlacementReconciled,
+    ReclamationFailed,
+    ReclamationRequested,
     ReconfigurationAdvised,
     ReconfigurationPlanned,
     ReplicaInstalled,
+    ReplicaReclaimed,
     ReplicationFailed,
     ReplicationRequested,
     RouterLost,
@@ -40,7 +42,7 @@ from shared.contracts.events import (
     Uncordoned,
     WindowClosed,
 )
-from shared.contracts.ids import BlockId, Source
+from shared.contracts.ids import Source
 from shared.model.cost import Coefficients
 
 Decisions = Sequence[EventData]
@@ -134,24 +136,37 @@ def _operator(state: controller.State, data: EventData) -> Decisions:
         return []
 
 
+class _Scans:
+    """The scan of the state that was scanned last: each operation that a scan has chosen is looked for in it."""
+
+    def __init__(self) -> None:
+        self._of: tuple[cachemgr.State | None, int] = None, 0
+        self._decisions: Decisions = ()
+
+    def on(self, state: cachemgr.State) -> Decisions:
+        if self._of[0] is not state or self._of[1] != state.seen_seq:
+            self._of, self._decisions = (state, state.seen_seq), cachemgr.scan(state)
+        return self._decisions
+
+
+_SCANS = _Scans()
+
+
 def _cache(state: cachemgr.State, stored: Stored) -> Decisions:
     match stored.data:
         case CacheLeadershipTaken() as data:
             began = cachemgr.Began(data.first_seq, data.kept_events, Coefficients.model_validate(data.coefficients))
             return [cachemgr.take_leadership(state, data.leader, data.term, began)]
         case CacheScanCompleted() as data:
-            return cachemgr.scan(state) if state.seen_seq == data.to_seq else []
+            return _SCANS.on(state) if state.seen_seq == data.to_seq else []
         case PlacementReconciled():
             return cachemgr.reconcile_placements(state)
-        case ReplicationRequested() as data:
-            z = BlockId(data.z)
-            wish = replication.Wish(
-                data.operation, z, data.degree, data.kind, data.sources, data.destination, data.score
-            )
-            return replication.request(state.operations, state.trie, state.holders, state.pool, wish)
-        case ReplicaInstalled() | ReplicationFailed() as data:
-            operation = state.operations.open.get(data.operation)
-            return replication.settle(operation, state.pool, stored.event.time_ns) if operation else []
+        case ReplicationRequested() | ReclamationRequested():
+            return _SCANS.on(state)
+        case ReplicationFailed(reason=reason) | ReclamationFailed(reason=reason) if reason not in cachemgr.OWN_REASONS:
+            return cachemgr.settle(state, stored.event.time_ns, {stored.data.operation: reason})
+        case ReplicaInstalled() | ReplicationFailed() | ReplicaReclaimed() | ReclamationFailed():
+            return cachemgr.settle(state, stored.event.time_ns, {})
         case _:
             return []
 
@@ -185,6 +200,6 @@ CACHE_MANAGER = Role(
     cachemgr.evolve,
     _deciding(
         _cache, CacheLeadershipTaken, CacheScanCompleted, PlacementReconciled, ReplicationRequested, ReplicaInstalled,
-        ReplicationFailed,
+        ReplicationFailed, ReclamationRequested, ReplicaReclaimed, ReclamationFailed,
     ),
 )  # fmt: skip

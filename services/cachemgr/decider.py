@@ -4,13 +4,16 @@ Everything here goes to the one fenced subject `….cache-control`. The trie and
 rest, scans included: a scan is an event, and statistics decay when it is folded. Every decision is safe to repeat.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services.cachemgr import demand, replication
+from services.cachemgr import choosing, demand, reclamation, regret, replication
+from services.cachemgr.choosing import View
 from services.cachemgr.reconciliation import reconcile
 from services.cachemgr.replication import Operations
 from services.cachemgr.trie import Trie
+from shared.contracts.copy_commands import Copy, Evict
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
     BlocksEvicted,
@@ -26,14 +29,18 @@ from shared.contracts.events import (
     NodeRegistered,
     ParametersChanged,
     PrefillCompleted,
+    ReclamationRequested,
     ReconfigurationPlanned,
+    ReplicationRequested,
     RequestAssigned,
 )
-from shared.contracts.ids import NodeId
+from shared.contracts.ids import BlockId, NodeId
+from shared.model import backlog as backlog_model
 from shared.model import cost as cost_model
 from shared.model import holders as holders_model
 from shared.model import parameters as parameters_model
 from shared.model import pool as pool_model
+from shared.model.backlog import Backlog
 from shared.model.cost import Coefficients
 from shared.model.holders import Holders
 from shared.model.parameters import Parameters
@@ -44,6 +51,9 @@ CHANGES = (
     RequestAssigned, PrefillCompleted, ParametersChanged,
 )  # fmt: skip
 """Events after which a scan may find something else."""
+
+OWN_REASONS = {replication.DESTINATION_LOST, replication.TOO_LONG, reclamation.TOO_LONG}
+"""Why operations fail by decision; any other reason is an agent's."""
 
 
 @dataclass(slots=True)
@@ -56,6 +66,7 @@ class State:
     parameters: Parameters
     pool: Pool = field(default_factory=Pool)
     operations: Operations = field(default_factory=Operations)
+    backlog: Backlog = field(default_factory=Backlog)
     plans: dict[NodeId, ReconfigurationPlanned] = field(default_factory=dict)
     term: int = 0
     seen_seq: int = 0
@@ -86,12 +97,16 @@ def evolve(state: State, stored: Stored) -> None:
     holders_model.evolve(state.holders, stored)
     pool_model.evolve(state.pool, stored)
     replication.evolve(state.operations, stored, state.holders)
+    backlog_model.evolve(state.backlog, stored)
     state.seen_seq = max(state.seen_seq, stored.stream_seq)
     if isinstance(data, CHANGES):
         state.changed_seq = state.seen_seq
     match data:
         case RequestAssigned():
-            demand.count_missed(state.trie, state.holders, state.pool, state.coefficients, data)
+            count = regret.count if state.parameters.cache_policy == "regret" else demand.count_missed
+            count(state.trie, state.holders, state.pool, state.coefficients, data)
+        case ReplicationRequested() if state.parameters.cache_policy == "regret":
+            choosing.relieved(state.trie, BlockId(data.z), data.degree)
         case PrefillCompleted():
             demand.count_access(state.trie, state.holders, state.pool, data)
         case CacheScanCompleted():
@@ -131,25 +146,56 @@ def take_leadership(state: State, leader: str, lease_term: int, began: Began | N
 
 
 def scan(state: State) -> list[EventData]:
-    """`cache-scan-completed`: how many candidates each list of Algorithm 2 has now.
+    """`cache-scan-completed`: how many candidates each list of Algorithm 2 has now, and the copies and reclamations chosen
+    from them, which follow it.
 
-    Nothing is chosen yet. A scan that would find a trie in which nothing has happened and no demand is left would say and
-    change nothing; it is not recorded, or an idle pool would write 86,400 of them a day.
+    A scan that would find a trie in which nothing has happened and no demand is left would say and change nothing; it is not
+    recorded, or an idle pool would write 86,400 of them a day.
     """
     if state.changed_seq <= state.scanned_seq and not state.trie.warm:
         return []
     inter, intra, reclaimable = state.trie.candidates()
+    number = state.trie.scan + 1
+    view = View(state.trie, state.holders, state.pool, state.backlog, state.operations, state.parameters)
+    chosen: list[ReplicationRequested | ReclamationRequested] = []
+    wishes = choosing.copies(view, number)
+    for wish in wishes:
+        chosen += replication.request(state.operations, state.trie, state.holders, state.pool, wish)
+    for excess in choosing.reclamations(view, number, wishes):
+        chosen += reclamation.request(state.operations, state.trie, state.holders, state.parameters, excess)
     return [
         CacheScanCompleted(
-            scan=state.trie.scan + 1,
+            scan=number,
             to_seq=state.seen_seq,
             nodes=len(state.trie.nodes),
             holders=state.trie.copies,
             inter_candidates=len(inter),
             intra_candidates=len(intra),
             reclaim_candidates=reclaimable,
-        )
+            chosen=tuple(each.operation for each in chosen),
+        ),
+        *chosen,
     ]
+
+
+def settle(state: State, now_ns: int, told: Mapping[str, str]) -> list[EventData]:
+    """What has come of the operations under way. `told` says why the agents could not, by operation."""
+    settled: list[EventData] = []
+    for name, copy in state.operations.open.items():
+        settled += replication.settle(copy, state.pool, now_ns, told.get(name))
+    for name, reclaiming in state.operations.reclaiming.items():
+        settled += reclamation.settle(reclaiming, now_ns, told.get(name))
+    return settled
+
+
+def orders(state: State) -> dict[str, Copy | Evict]:
+    """What to ask of which agents now, by operation; repetitions do no harm."""
+    found: dict[str, Copy | Evict | None] = {
+        name: replication.order(each, state.trie, state.term) for name, each in state.operations.open.items()
+    }
+    for name, each in state.operations.reclaiming.items():
+        found[name] = reclamation.order(each, state.trie, state.term)
+    return {name: order for name, order in found.items() if order is not None}
 
 
 def reconcile_placements(state: State) -> list[EventData]:

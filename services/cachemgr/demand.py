@@ -16,7 +16,7 @@ from shared.model.pool import Pool
 
 def count_access(trie: Trie, holders: Holders, pool: Pool, data: PrefillCompleted) -> None:
     """`access[z, C] += 1` for each z that was reused at a degree-C worker."""
-    worker, block_tokens = pool.workers.get(data.worker), _block_tokens(pool, data.worker)
+    worker, block_tokens = pool.workers.get(data.worker), block_tokens_at(pool, data.worker)
     if worker is None or not block_tokens:
         return
     reused = holders.chains.get(data.request, ())[: data.cached_own_tokens // block_tokens]
@@ -27,7 +27,7 @@ def count_access(trie: Trie, holders: Holders, pool: Pool, data: PrefillComplete
 
 def count_missed(trie: Trie, holders: Holders, pool: Pool, coefficients: Coefficients, data: RequestAssigned) -> None:
     """`missed[z, C] += E_C(L - P_parent, P_parent) - E_C(L - P_z, P_z)` for each matched z that is absent at C = C_pref."""
-    block_tokens = _block_tokens(pool, data.worker)
+    block_tokens = block_tokens_at(pool, data.worker)
     if data.attempt != 1 or not block_tokens:
         return
     prompt_tokens, degree = data.uncached_tokens + data.cached_tokens, data.preferred_degree
@@ -47,7 +47,7 @@ def count_missed(trie: Trie, holders: Holders, pool: Pool, coefficients: Coeffic
         with_parent_us = with_block_us
 
 
-def _block_tokens(pool: Pool, worker: WorkerId) -> int:
-    """0 for a node that the log does not know (any longer)."""
+def block_tokens_at(pool: Pool, worker: WorkerId) -> int:
+    """Tokens of a block there; 0 for a node that the log does not know (any longer)."""
     node = pool.nodes.get(node_of(worker))
     return node.spec.block_tokens if node and node.spec else 0

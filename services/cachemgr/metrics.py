@@ -19,6 +19,10 @@ class Metrics:
             "vertumnus_scan_candidates", "Candidates of the last recorded scan", ["list"], registry=registry
         )
 
+        self.operations = Counter(
+            "vertumnus_cache_operations", "Copies and reclamations that have ended", ["outcome"], registry=registry
+        )
+
     def show_scan(self, scan: CacheScanCompleted) -> None:
         """Sizes as of a recorded scan."""
         self._nodes.set(scan.nodes)

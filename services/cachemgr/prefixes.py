@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from services.cachemgr.decider import State
-from services.cachemgr.trie import Demand, Node
+from services.cachemgr.node import Demand, Node
 from shared.contracts.ids import WorkerId
 from shared.model.lattice import DEGREES
 

@@ -1,7 +1,7 @@
 """One copy of a prefix to a worker that lacks it, from the request to the report of the destination.
 
     replication-requested ──copy to the agent──▶ blocks-stored at the destination ──▶ replica-installed
-                          ──limit passed, destination gone──▶ replication-failed
+                          ──the agent says why not, limit passed, destination gone──▶ replication-failed
 
 The destination's own report is what counts: a copy is installed when every block of the path is known to be there,
 however it came. `order` and `settle` may be repeated, so a new leader goes on with what it finds open in the log.
@@ -16,19 +16,34 @@ from shared.contracts.copy_commands import (
 )
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
+    BlocksEvicted,
     BlocksStored,
     CacheReported,
+    EpochCommitted,
+    NodeDeclaredLost,
+    NodeLost,
+    NodeRegistered,
+    ReclamationFailed,
+    ReclamationRequested,
     ReplicaInstalled,
+    ReplicaReclaimed,
     ReplicationFailed,
     ReplicationRequested,
 )
-from shared.contracts.ids import BlockId, WorkerId
+from shared.contracts.ids import BLOCK_ID_BYTES, BlockId, WorkerId
 from shared.model.cost import US_PER_S
 from shared.model.holders import Holders
 from shared.model.pool import Pool
 
 COPY_S_MAX = 10.0
 """A copy that takes longer has no room or no source any more; 1 GB at 1 Gbit/s takes 8 s."""
+
+
+DESTINATION_LOST = "destination-lost"
+TOO_LONG = f"took longer than {COPY_S_MAX:g} s"
+
+LOSSES = (BlocksEvicted, CacheReported, NodeLost, NodeDeclaredLost, NodeRegistered, EpochCommitted)
+"""Events after which a worker may hold less."""
 
 
 @dataclass(slots=True)
@@ -41,14 +56,25 @@ class Operation:
 
 
 @dataclass(slots=True)
+class Reclaiming:
+    """A reclamation under way; see `reclamation`."""
+
+    asked: ReclamationRequested
+    since_ns: int
+    gone_ns: int | None = None
+    freed_blocks: int = 0
+
+
+@dataclass(slots=True)
 class Operations:
-    """State of the fold: open operations by id."""
+    """State of the fold: open copies and open reclamations by id."""
 
     open: dict[str, Operation] = field(default_factory=dict)
+    reclaiming: dict[str, Reclaiming] = field(default_factory=dict)
 
 
 class Wish(NamedTuple):
-    """A copy that demand asks for. `operation` is an id that nobody has used."""
+    """A copy that demand asks for. `operation` is an id that nobody has used; `sources` hold z, the best first."""
 
     operation: str
     z: BlockId
@@ -61,6 +87,8 @@ class Wish(NamedTuple):
 
 def evolve(operations: Operations, stored: Stored, holders: Holders) -> None:
     """Fold one event. `holders` have folded it already."""
+    if isinstance(stored.data, LOSSES):
+        _notice_losses(operations, stored, holders)
     match stored.data:
         case ReplicationRequested() as data:
             operations.open[data.operation] = Operation(data, stored.event.time_ns)
@@ -73,11 +101,25 @@ def evolve(operations: Operations, stored: Stored, holders: Holders) -> None:
                 )
                 if there and each.copied_ns is None:
                     each.copied_ns = stored.event.time_ns
+        case ReclamationRequested() as data:
+            operations.reclaiming[data.operation] = Reclaiming(data, stored.event.time_ns)
+        case ReplicaReclaimed() | ReclamationFailed() as data:
+            operations.reclaiming.pop(data.operation, None)
         case _:
             pass
 
 
-def request(operations: Operations, trie: Trie, holders: Holders, pool: Pool, wish: Wish) -> list[EventData]:
+def _notice_losses(operations: Operations, stored: Stored, holders: Holders) -> None:
+    """z may be gone by the reclamation or by itself; only the agent's answer to the former counts as freed by it."""
+    asked_for = operations.reclaiming.get(stored.event.correlation or "")
+    if asked_for is not None and isinstance(stored.data, BlocksEvicted):
+        asked_for.freed_blocks += len(stored.data.block_ids) // BLOCK_ID_BYTES
+    for each in operations.reclaiming.values():
+        if each.gone_ns is None and not holders.index.holds(each.asked.worker, BlockId(each.asked.z)):
+            each.gone_ns = stored.event.time_ns
+
+
+def request(operations: Operations, trie: Trie, holders: Holders, pool: Pool, wish: Wish) -> list[ReplicationRequested]:
     """`replication-requested`, or [] if it is under way, done, or cannot be: the destination must be schedulable, and a
     source must hold z."""
     node, destination = trie.nodes.get(wish.z), pool.workers.get(wish.destination)
@@ -106,7 +148,7 @@ def request(operations: Operations, trie: Trie, holders: Holders, pool: Pool, wi
 
 
 def order(operation: Operation, trie: Trie, term: int) -> Copy | None:
-    """What to ask of the destination's agent, from the first source; None once it is copied or z is forgotten."""
+    """What to ask of the destination's agent; None once it is copied or z is forgotten."""
     asked = operation.asked
     node = trie.nodes.get(BlockId(asked.z))
     if operation.copied_ns is not None or node is None:
@@ -120,11 +162,12 @@ def order(operation: Operation, trie: Trie, term: int) -> Copy | None:
         parent=path[asked.first_depth - 1] if asked.first_depth else None,
         block_ids=b"".join(path[asked.first_depth :]),
         deadline_us=round(COPY_S_MAX * US_PER_S),
+        more_sources=asked.sources[1:],
     )
 
 
-def settle(operation: Operation, pool: Pool, now_ns: int) -> list[EventData]:
-    """`replica-installed`, `replication-failed`, or nothing yet."""
+def settle(operation: Operation, pool: Pool, now_ns: int, told: str | None = None) -> list[EventData]:
+    """`replica-installed`, `replication-failed`, or nothing yet. `told` is why the agent says that it cannot be."""
     asked = operation.asked
     if operation.copied_ns is not None:
         copy_us = (operation.copied_ns - operation.since_ns) // 1_000
@@ -139,9 +182,11 @@ def settle(operation: Operation, pool: Pool, now_ns: int) -> list[EventData]:
         ]
     destination = pool.workers.get(asked.destination)
     if destination is None or not pool.nodes[destination.node].alive:
-        reason = "destination-lost"
+        reason = DESTINATION_LOST
+    elif told is not None:
+        reason = told
     elif now_ns - operation.since_ns > COPY_S_MAX * 1e9:
-        reason = f"took longer than {COPY_S_MAX:g} s"
+        reason = TOO_LONG
     else:
         return []
     return [ReplicationFailed(operation=asked.operation, z=asked.z, destination=asked.destination, reason=reason)]

@@ -1,21 +1,30 @@
-"""The cache manager at work: scans and reconciles while it leads, and asks for reports of caches that are in doubt."""
+"""The cache manager at work: scans, reconciles and has copies made while it leads; asks for reports of doubtful caches."""
 
 import structlog
 
 from services.cachemgr import decider
+from services.cachemgr.carrying import Carrier
 from services.cachemgr.decider import State
 from services.cachemgr.metrics import Metrics
 from shared.contracts.envelope import Stored
-from shared.contracts.events import CacheScanCompleted
+from shared.contracts.events import (
+    CacheScanCompleted,
+    ReclamationFailed,
+    ReplicaInstalled,
+    ReplicaReclaimed,
+    ReplicationFailed,
+)
 from shared.contracts.subjects import Subjects
 from shared.model.holders import in_doubt
 from shared.runtime.background import Background
 from shared.runtime.clock import Clock
 from shared.runtime.leadership import Leadership, NotLeading
-from shared.runtime.ports import Bus
+from shared.runtime.ports import APPEND_ENTRIES_MAX, Bus
 from shared.runtime.reports import ASK_EVERY_S, ask_for_reports
 
 TICK_S = 0.25
+
+OUTCOMES = (ReplicaInstalled, ReplicationFailed, ReplicaReclaimed, ReclamationFailed)
 
 
 class CacheManager:
@@ -30,6 +39,7 @@ class CacheManager:
         self._subjects = subjects
         self._clock = clock
         self._metrics = metrics
+        self._carrier = Carrier(bus, subjects, clock)
         self._scan_after_ns = 0
         self._ask_after_ns = 0
         self._work = Background("cachemgr")
@@ -42,6 +52,7 @@ class CacheManager:
     async def stop(self) -> None:
         """Decide nothing more."""
         await self._work.stop()
+        await self._carrier.stop()
         await self.leadership.stop()
 
     async def failed(self) -> Exception:
@@ -53,15 +64,19 @@ class CacheManager:
         return self.leadership.trouble(self.state.term)
 
     def folded(self, stored: Stored) -> None:
-        """Show scans as they are recorded, whoever leads."""
+        """Show what is recorded, whoever leads."""
         if isinstance(stored.data, CacheScanCompleted):
             self._metrics.show_scan(stored.data)
+        elif isinstance(stored.data, OUTCOMES):
+            self._metrics.operations.labels(stored.data.TYPE).inc()
 
     async def _run(self) -> None:
         while True:
             self._metrics.term.set(self.leadership.term or 0)
             if self.leadership.term is not None:
                 await self._tick()
+            leads = self.leadership.term is not None
+            self._carrier.carry(decider.orders(self.state) if leads else {})
             await self._clock.sleep(min(TICK_S, self.state.parameters.scan_every_s))
 
     async def _tick(self) -> None:
@@ -74,7 +89,8 @@ class CacheManager:
                 lambda: [
                     *decider.reconcile_placements(self.state),
                     *(decider.scan(self.state) if scan_is_due else ()),
-                ]
+                    *decider.settle(self.state, self._clock.now_ns(), self._carrier.told),
+                ][:APPEND_ENTRIES_MAX]  # what is left is decided at the next tick
             )
         except NotLeading as error:
             # Whoever leads now decides it from the same log.

@@ -10,15 +10,30 @@ tree, how many workers of each degree have a node, and two statistics per degree
     is reclaimable is everything else that has a replica, and that number is known.
 3.  Reading never changes what is stored, so every process that folds the log has the same bits.
 4.  A node without holders stays, for its demand may return, but only `HOLDERLESS_MAX` of them, oldest out first.
+5.  A *tip* is a held node below which nothing is held anywhere. Only tips can be reclaimed; they are kept in the order in
+    which they were last demanded, so the coldest are found without a walk.
+
+Under the policy `regret` the same store holds another statistic in place of the marginal benefit: `missed` is the routing
+cost lost for want of the node (`regret.py`), and `seen` counts requests whose prompt has it.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
 from heapq import nlargest
-from typing import NamedTuple
+from itertools import islice
 
+from services.cachemgr.node import (
+    COLD,
+    INDEX,
+    NONE,
+    Candidate,
+    Candidates,
+    Demand,
+    Node,
+    decayed,
+    limits_of,
+    power,
+)
 from shared.contracts.ids import BlockId, WorkerId
 from shared.model.holders import Holders
 from shared.model.lattice import DEGREES
@@ -30,52 +45,6 @@ HOLDERLESS_MAX = 100_000
 RECENT_MAX = 20_000
 """Nodes that were demanded last: where `hottest` looks."""
 
-COLD = 1e-6
-"""A statistic below this is 0: under any allowed threshold by a factor of 1,000."""
-
-INDEX = {degree: index for index, degree in enumerate(DEGREES)}
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """One block. Lists are by degree (`INDEX`); `access` and `missed` are as of scan `stamp`, None if there never was any."""
-
-    block: BlockId
-    parent: "Node | None"
-    depth: int
-    children: int = 0
-    replicas: list[int] = field(default_factory=lambda: [0] * len(DEGREES))
-    access: list[float] | None = None
-    missed: list[float] | None = None
-    stamp: int = 0
-
-
-class Demand(NamedTuple):
-    """Both statistics of a node now, by `INDEX`."""
-
-    access: tuple[float, ...]
-    missed: tuple[float, ...]
-
-
-class Candidate(NamedTuple):
-    """A (z, C) of one of Algorithm 2's lists, with its replicas and its statistic."""
-
-    node: Node
-    degree: int
-    replicas: int
-    score: float
-
-
-class Candidates(NamedTuple):
-    """Algorithm 2's lists. Reclaimable pairs are counted only: a cold trie is all of them."""
-
-    inter: list[Candidate]
-    intra: list[Candidate]
-    reclaimable: int
-
-
-NONE = (0.0,) * len(DEGREES)
-
 
 class Trie:
     """A `holders.Watcher`. Calls come from one fold."""
@@ -86,12 +55,13 @@ class Trie:
         self.scan = 0
         self.copies = 0
         """How many (worker, block) there are."""
-        self._parameters = parameters
+        self._limits = limits_of(parameters)
         self._pairs = 0
         self._ceiling = 0.0
         self._hot: dict[BlockId, Node] = {}
         self._holderless: OrderedDict[BlockId, Node] = OrderedDict()
         self._recent: OrderedDict[BlockId, Node] = OrderedDict()
+        self._tips: OrderedDict[BlockId, Node] = OrderedDict()
 
     # --- holders
 
@@ -102,6 +72,7 @@ class Trie:
             node = self.nodes.get(block) or self._plant(block, parent)
             if not any(node.replicas):
                 self._holderless.pop(block, None)
+                self._first_holder(node)
             self._pairs += not node.replicas[index]
             node.replicas[index] += 1
             parent = block
@@ -116,6 +87,7 @@ class Trie:
             self._pairs -= not node.replicas[index]
             if not any(node.replicas):
                 self._holderless[block] = node
+                self._no_holder(node)
         self.copies -= len(blocks)
 
     def trim(self) -> None:
@@ -137,7 +109,7 @@ class Trie:
         if node.access is None:
             node.access = list(NONE)
         node.access[INDEX[degree]] = value = node.access[INDEX[degree]] + 1.0
-        self._demanded(node, value, value >= self._parameters.theta_reclaim)
+        self._demanded(node, value, value >= self._limits.reclaim)
 
     def missed(self, node: Node, degree: int, benefit_s: float) -> None:
         """A request would have saved `benefit_s` at degree C, where nobody has the node."""
@@ -145,12 +117,25 @@ class Trie:
         if node.missed is None:
             node.missed = list(NONE)
         node.missed[INDEX[degree]] = value = node.missed[INDEX[degree]] + benefit_s
-        self._demanded(node, value, value > self._parameters.theta_inter)
+        self._demanded(node, value, value > self._limits.inter)
+
+    def noticed(self, node: Node) -> None:
+        """A request's prompt has the node, whether or not it could be reused."""
+        self._settle(node)
+        node.seen += 1.0
+        # It fades with the others, and none of them may be taken for gone while it is there.
+        self._ceiling = max(self._ceiling, node.seen)
+
+    def relieved(self, node: Node, degree: int, share: float) -> None:
+        """A copy is on its way to degree C: only `share` of what was missed there still speaks for another."""
+        if node.missed is not None:
+            self._settle(node)
+            node.missed[INDEX[degree]] *= share
 
     def demand(self, node: Node) -> Demand:
         """Both statistics now."""
-        factor = power(self._parameters.decay, self.scan - node.stamp)
-        return Demand(_decayed(node.access or NONE, factor), _decayed(node.missed or NONE, factor))
+        factor = power(self._limits.decay, self.scan - node.stamp)
+        return Demand(decayed(node.access or NONE, factor), decayed(node.missed or NONE, factor))
 
     # --- questions
 
@@ -168,12 +153,7 @@ class Trie:
 
     def path(self, node: Node) -> list[BlockId]:
         """The blocks from the root to `node`."""
-        blocks = []
-        above: Node | None = node
-        while above is not None:
-            blocks.append(above.block)
-            above = above.parent
-        return blocks[::-1]
+        return [each.block for each in node.upwards()][::-1]
 
     @property
     def warm(self) -> bool:
@@ -183,18 +163,41 @@ class Trie:
     def candidates(self) -> Candidates:
         """Algorithm 2's lists now, in no order."""
         inter, intra, kept = [], [], 0
-        limits, decay = self._parameters, self._parameters.decay
+        limits = self._limits
         for node in self._hot.values():
-            factor = power(decay, self.scan - node.stamp)
+            factor = power(limits.decay, self.scan - node.stamp)
             demand = zip(DEGREES, node.replicas, node.access or NONE, node.missed or NONE, strict=True)
             for degree, replicas, access, missed in demand:
                 if replicas:
-                    if access * factor > replicas * limits.theta_intra:
+                    if access * factor > replicas * limits.intra:
                         intra.append(Candidate(node, degree, replicas, access * factor / replicas))
-                    kept += access * factor >= replicas * limits.theta_reclaim
-                elif missed * factor > limits.theta_inter:
+                    kept += access * factor >= replicas * limits.reclaim
+                elif missed * factor > limits.inter:
                     inter.append(Candidate(node, degree, 0, missed * factor))
         return Candidates(inter, intra, self._pairs - kept)
+
+    def regretted(self, seen_min: float) -> list[Candidate]:
+        """Every (z, C) whose missed cost is worth a copy, held at C or not, of nodes seen at least so often. In no order."""
+        found = []
+        for node in self._hot.values():
+            factor = power(self._limits.decay, self.scan - node.stamp)
+            if node.missed is None or node.seen * factor < seen_min:
+                continue
+            for degree, replicas, missed in zip(DEGREES, node.replicas, node.missed, strict=True):
+                if missed * factor > self._limits.inter:
+                    found.append(Candidate(node, degree, replicas, missed * factor))
+        return found
+
+    def coldest(self, limit: int) -> list[Candidate]:
+        """Reclaimable pairs (z, C) among the `limit` tips that were demanded or first held longest ago: access per replica is
+        below the limit. In that order."""
+        found = []
+        for node in islice(self._tips.values(), limit):
+            factor = power(self._limits.decay, self.scan - node.stamp)
+            for degree, replicas, access in zip(DEGREES, node.replicas, node.access or NONE, strict=True):
+                if replicas and access * factor < replicas * self._limits.reclaim:
+                    found.append(Candidate(node, degree, replicas, access * factor / replicas))
+        return found
 
     def hottest(self, limit: int) -> list[tuple[Node, Demand]]:
         """The most demanded of the nodes demanded last: by access, then by missed seconds."""
@@ -207,14 +210,14 @@ class Trie:
         """Scan number `scan` is over: statistics decay, and nodes cool."""
         # Where scans were dropped from the log it jumps, but never back.
         self.scan = max(scan, self.scan + 1)
-        self._ceiling *= self._parameters.decay
+        self._ceiling *= self._limits.decay
         self._hot = {block: node for block, node in self._hot.items() if self._is_hot(node)}
 
     def retune(self, parameters: Parameters) -> None:
         """Other thresholds or another decay hold from here on. The one walk over all nodes; operators are rare."""
         for node in self.nodes.values():
             self._settle(node)
-        self._parameters = parameters
+        self._limits = limits_of(parameters)
         self._hot = {block: node for block, node in self.nodes.items() if self._is_hot(node)}
 
     # --- inside
@@ -226,29 +229,45 @@ class Trie:
             above.children += 1
         return node
 
+    def _first_holder(self, node: Node) -> None:
+        self._tips[node.block] = node
+        if node.parent is not None:
+            node.parent.held_below += 1
+            self._tips.pop(node.parent.block, None)
+
+    def _no_holder(self, node: Node) -> None:
+        self._tips.pop(node.block, None)
+        if node.parent is not None:
+            node.parent.held_below -= 1
+            if not node.parent.held_below and any(node.parent.replicas):
+                self._tips[node.parent.block] = node.parent
+
     def _settle(self, node: Node) -> None:
         """Bring the stored values to this scan, so that something can be added."""
         if node.stamp == self.scan:
             return
-        factor = power(self._parameters.decay, self.scan - node.stamp)
-        node.access = node.access and list(_decayed(node.access, factor))
-        node.missed = node.missed and list(_decayed(node.missed, factor))
+        factor = power(self._limits.decay, self.scan - node.stamp)
+        node.seen = decayed((node.seen,), factor)[0]
+        node.access = node.access and list(decayed(node.access, factor))
+        node.missed = node.missed and list(decayed(node.missed, factor))
         node.stamp = self.scan
 
     def _demanded(self, node: Node, value: float, makes_hot: bool) -> None:
         self._ceiling = max(self._ceiling, value)
         if makes_hot:
             self._hot[node.block] = node
+        if node.block in self._tips:
+            self._tips.move_to_end(node.block)
         self._recent[node.block] = node
         self._recent.move_to_end(node.block)
         if len(self._recent) > RECENT_MAX:
             self._recent.popitem(last=False)
 
     def _is_hot(self, node: Node) -> bool:
-        factor = power(self._parameters.decay, self.scan - node.stamp)
-        if node.access is not None and max(node.access) * factor >= self._parameters.theta_reclaim:
+        factor = power(self._limits.decay, self.scan - node.stamp)
+        if node.access is not None and max(node.access) * factor >= self._limits.reclaim:
             return True
-        return node.missed is not None and max(node.missed) * factor > self._parameters.theta_inter
+        return node.missed is not None and max(node.missed) * factor > self._limits.inter
 
     # --- self-check
 
@@ -266,27 +285,15 @@ class Trie:
             assert (block in self._holderless) != any(copies), f"{block.hex()}: holderless or not?"
             assert (block in self._hot) == self._is_hot(node), f"{block.hex()}: hot or not?"
             assert max(map(max, self.demand(node))) <= self._ceiling * (1 + 1e-9), f"{block.hex()}: above the ceiling"
+        held_below = Counter(n.parent.block for n in self.nodes.values() if n.parent is not None and any(n.replicas))
+        tips = {block for block, node in self.nodes.items() if any(node.replicas) and not held_below[block]}
+        assert all(node.held_below == held_below[block] for block, node in self.nodes.items()), "held children"
+        assert self._tips.keys() == tips, "tips are not those nodes below which nothing is held"
         children = Counter(node.parent.block for node in self.nodes.values() if node.parent is not None)
         assert all(node.children == children[block] for block, node in self.nodes.items()), "children are miscounted"
-        for index in (self._hot, self._holderless, self._recent):
+        for index in (self._hot, self._holderless, self._recent, self._tips):
             assert all(self.nodes.get(block) is node for block, node in index.items()), "a forgotten node is indexed"
         assert holders.index.index.keys() <= self.nodes.keys(), "a held block has no node"
         assert self.copies == sum(holders.index.counts.values()), "copies are miscounted"
         assert self._pairs == sum(map(bool, (r for node in self.nodes.values() for r in node.replicas))), "pairs"
         assert len(self._holderless) <= HOLDERLESS_MAX, "too many nodes without holders are kept"
-
-
-def _decayed(values: Sequence[float], factor: float) -> tuple[float, ...]:
-    return tuple(value * factor if value * factor >= COLD else 0.0 for value in values)
-
-
-@lru_cache(maxsize=4_096)
-def power(decay: float, scans: int) -> float:
-    """decay ^ scans by multiplications alone: `pow` may differ in the last bit from one machine to another."""
-    result, square = 1.0, decay
-    while scans:
-        if scans & 1:
-            result *= square
-        square *= square
-        scans >>= 1
-    return result

@@ -17,13 +17,12 @@ from typing import Any
 import structlog
 
 from services.worker import cache_events
-from services.worker.engine.copy_plan import COPY_BLOCKS_MAX
 from services.worker.engine.protocol import EngineError
 from services.worker.incarnation import Incarnation
 from services.worker.origins import of_operation
 from services.worker.transfers import COPY_LEASE_S, Transfer
 from shared.contracts.commands import Accepted, Refused, Reply
-from shared.contracts.copy_commands import Copy, Evict, Evicted, Pin, Pinned, PinnedSlot, Unpin
+from shared.contracts.copy_commands import COPY_BLOCKS_MAX, Copy, Evict, Evicted, Pin, Pinned, PinnedSlot, Unpin
 from shared.contracts.ids import BLOCK_ID_BYTES, BlockId, WorkerId, node_of, unpack_block_ids
 from shared.model.cost import US_PER_S
 from shared.model.lattice import Group

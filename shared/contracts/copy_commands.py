@@ -7,6 +7,9 @@ from pydantic import Field
 from shared.contracts.ids import NodeId, WorkerId
 from shared.contracts.message import Message, Number, SomeWorkers, Text
 
+COPY_BLOCKS_MAX = 4_096
+"""Blocks of one command; at 64 tokens a block the prefix of a prompt of 262,144 tokens."""
+
 
 class Copy(Message):
     """Read blocks of one path from other workers: `block_ids`, in order, below `parent` (None for the root), which the

@@ -57,6 +57,10 @@ class Parameters(BaseModel):
 
     scan_every_s: float = Field(default=1.0, ge=0.05, le=3600, description="T, between two scans of the trie")
     decay: float = Field(default=0.8, gt=0, lt=1, description="both statistics are multiplied by it after a scan")
+    cache_policy: Literal["lru", "paper", "regret"] = Field(
+        default="lru",
+        description="who replicates and reclaims prefixes: nobody; Algorithm 2's thresholds; what routing lost for want of one",
+    )
     theta_inter: float = Field(default=0.3, ge=0.001, description="θ_inter, missed seconds that ask for a first copy")
     theta_intra: float = Field(default=2.0, ge=0.001, description="θ_intra, accesses per copy that ask for another")
     theta_reclaim: float = Field(default=0.3, ge=0.001, description="θ_reclaim, accesses per copy too few to keep it")
@@ -85,6 +89,11 @@ class Parameters(BaseModel):
         le=1,
         description="change of that share since the last commit that asks for a step; .10 fits the share of tokens",
     )
+
+    cache_operations_max: int = Field(default=16, ge=1, le=32, description="of each kind and scan")
+    copy_price_s: float = Field(default=0.004, gt=0, le=10, description="regret that a copied block must be worth")
+    regret_fade_s: float = Field(default=10.0, ge=1, le=3600, description="after which regret counts a third (1/e)")
+    regret_horizon_s: float = Field(default=20.0, ge=1, le=3600, description="over which a copy has to pay")
 
     drain_s_max: float = Field(default=15.0, gt=0, le=600, description="a drain that takes longer is given up")
     reconfigurations_max: int = Field(default=2, ge=1, le=64, description="nodes of the pool that change at one time")

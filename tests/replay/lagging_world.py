@@ -160,7 +160,7 @@ class World:
         """Anything may happen at each step; at the end everybody has said what they had to say."""
         happenings = (
             (self._lag, 8), (self._arrive, 6), (self._flush, 6), (self._start, 5), (self._finish, 5), (self._redirect, 1),
-            (self._cancel, 1), (self._evict, 1), (self._window, 1), (self._scan, 1), (self._operator, 1),
+            (self._cancel, 1), (self._evict, 1), (self._window, 2), (self._scan, 1), (self._settle, 1), (self._operator, 2),
         )  # fmt: skip
         choices = [happening for happening, weight in happenings for _ in range(weight)]
         for _ in range(steps):
@@ -297,12 +297,32 @@ class World:
         self._leads(self.cachemgr, "cache-control")
         self.commit(self.cachemgr, cachemgr.scan(self.cachemgr.state))
 
+    def _settle(self) -> None:
+        self._leads(self.cachemgr, "cache-control")
+        state = self.cachemgr.state
+        told = {
+            each: "busy"
+            for each in [*state.operations.open, *state.operations.reclaiming]
+            if self.chance.random() < 0.3
+        }
+        self.commit(self.cachemgr, cachemgr.settle(state, self.now_ns, told))
+
     def _operator(self) -> None:
         self._leads(self.controller, "control")
         state, asker = self.controller.state, controller.Asker("ann", "")
         decisions = self.chance.choice(
             [
                 lambda: controller.change_parameters(state, {"beta": self.chance.choice([2.0, 3.0, 5.0])}, asker),
+                lambda: controller.change_parameters(
+                    state,
+                    {
+                        "cache_policy": self.chance.choice(["paper", "regret", "lru"]),
+                        "theta_inter": 0.001,
+                        "theta_intra": 0.5,
+                        "copy_price_s": 0.0001,
+                    },
+                    asker,
+                ),
                 lambda: controller.change_parameters(state, {"window_s": self.chance.choice([1, 2])}, asker),
                 lambda: controller.cordon(state, NodeId("n1"), asker),
                 lambda: controller.uncordon(state, NodeId("n1"), asker),

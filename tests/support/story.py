@@ -33,7 +33,7 @@ class Story:
     def wait(self, seconds: float) -> None:
         self.now_ns += round(seconds * 1e9)
 
-    def tell(self, *facts: EventData, source: str = "somebody-1-0000") -> int:
+    def tell(self, *facts: EventData, source: str = "somebody-1-0000", correlation: str | None = None) -> int:
         """The sequence of the last of `facts`."""
         for fact in facts:
             number = self._source_seq[source] = self._source_seq.get(source, 0) + 1
@@ -45,6 +45,7 @@ class Story:
                 source=Source(source),
                 source_seq=number,
                 time_ns=self.now_ns,
+                correlation=correlation,
                 data=fact,
             )
             self.events.append(Stored("story", len(self.events) + 1, envelope))

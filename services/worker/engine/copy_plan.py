@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from services.worker.engine.slot_ref import SlotRef
+from shared.contracts.copy_commands import COPY_BLOCKS_MAX
 from shared.contracts.ids import BlockId, NodeId
 from shared.model.lattice import Group
-
-COPY_BLOCKS_MAX = 4_096
-"""Blocks of one plan: 262,144 tokens of 64 to a block, twice the longest prompt. Longer paths take several plans."""
 
 CopyFailure = Literal["stale-source", "bad-checksum", "source-lost", "time-limit", "stale-epoch", "cancelled"]
 """Why a copy ended early: the source has other content in the slot · what came differs from what was sent · the source

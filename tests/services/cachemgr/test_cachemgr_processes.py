@@ -8,15 +8,20 @@ import pytest
 from cache_world import block, chain
 
 from cli.embedded.nats import EmbeddedNats
-from shared.contracts.commands import Accepted, Report, decode_command, encode_message
+from shared.contracts.commands import Accepted, Refused, Report, decode_command, encode_message
+from shared.contracts.copy_commands import Copied, Copy
 from shared.contracts.events import (
     BlockRun,
     BlocksStored,
     CacheLeadershipTaken,
     CacheReported,
     CacheScanCompleted,
+    ParametersChanged,
     PlacementReconciled,
     ReconfigurationPlanned,
+    ReplicaInstalled,
+    ReplicationFailed,
+    ReplicationRequested,
 )
 from shared.contracts.ids import NodeId, WorkerId
 from tests.support.replica import Replica, Witness, eventually, witness
@@ -130,3 +135,51 @@ async def test_placements_are_reconciled_when_every_rank_has_adopted(
         await eventually(lambda: seeing.all(PlacementReconciled))
         [fact] = seeing.all(PlacementReconciled)
         assert fact.workers[0].retained == (BlockRun(block_ids=b"".join(chain("a b"))),)
+
+
+async def test_a_missed_prefix_is_copied_by_order_and_a_refusal_is_told(
+    nats_server: EmbeddedNats, managers: list[Replica]
+) -> None:
+    """The agent of the degree that lacks it is busy, then refuses, then copies."""
+    async with witness(nats_server) as seeing:
+        answers = [
+            Refused(reason="busy", detail=""),
+            Refused(reason="full", detail=""),
+            Copied(blocks=2, bytes=1, copy_us=1),
+        ]
+        asked: list[Copy] = []
+
+        async def agent(_subject: str, payload: bytes) -> bytes:
+            command = decode_command(payload)
+            assert isinstance(command, Copy)
+            asked.append(command)
+            answer = answers[min(len(asked), len(answers)) - 1]
+            if isinstance(answer, Copied):
+                run = BlockRun(block_ids=command.block_ids)
+                there = BlocksStored(
+                    worker=command.destination, incarnation=1, number=1, cause="replication", blocks=2, runs=(run,)
+                )
+                await seeing.tell(there, sender="n1")
+            return encode_message(answer)
+
+        await seeing.runtime.bus.subscribe(seeing.runtime.subjects.agent(NodeId("n1")), agent)
+        managers[0].start()
+        await eventually(managers[0].ready)
+        await a_serving_node(seeing)
+        await seeing.tell(registered("n1", ranks=4), *adopted("n1", 1, ranks=4), sender="n1")
+        await seeing.tell(committed("n1", 1, (4,)), sender="controller")
+        wanted = {"cache_policy": "paper", "theta_inter": 0.001, "theta_reclaim": 0.001}
+        changed = ParametersChanged(parameters_version=1, changes=wanted, asked_by="ann", reason="")
+        await seeing.tell(changed, sender="controller")
+        await seeing.tell(stored("a b"), sender="n0")
+        for number in range(30):  # each misses 100 tokens' worth of a degree-4 worker: some tenths of a millisecond
+            asks = received(f"r{number}", 25_000, block_ids=b"".join(chain("a b")))
+            await seeing.tell(asks, assigned(f"r{number}", W, 24_800, 200, preferred_degree=4), sender="router-1")
+        await eventually(lambda: seeing.all(ReplicaInstalled))
+        [failed] = seeing.all(ReplicationFailed)
+        assert failed.reason == "full"
+        first, second = seeing.all(ReplicationRequested)[:2]
+        assert (first.z, first.sources, first.destination) == (block("b"), (W,), "n1/1/0")
+        assert [each.operation for each in asked] == [first.operation, first.operation, second.operation]
+        assert asked[0] == asked[1] == asked[2].model_copy(update={"operation": first.operation})
+        assert asked[0].block_ids == b"".join(chain("a b"))

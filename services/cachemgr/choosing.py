@@ -1,0 +1,264 @@
+"""What a scan asks for: copies and reclamations, out of Algorithm 2's candidates (paper, section 4.4) or by regret. Pure.
+
+A node of this trie is one block, and a candidate's ancestors are mostly candidates too. So an operation is a path: the deepest
+candidate z stands for those above it, its copy is what its destination lacks of the path root → z (the *footprint*), and at
+most one operation for a path and degree is under way.
+
+    inter     nobody at degree C has z:  missed seconds on the copied path / footprint, falling
+    intra     C has too few copies:      access / copies, falling; within 10 % the smaller copy first
+    reclaim   C has too many copies:     access / copies, rising; only where nothing below z is held
+
+    destination   degree C, schedulable, without z, with room: the longest held part of the path, then the least load
+    source        holders of z by load; for intra those first that are below the 25th percentile of degree C's loads
+    reclaimed     at the holder with the fullest cache
+
+Ties go to the lower id, so every process that folds the log chooses alike. Under `regret` the destination is the degree's least
+loaded worker, a missing block weighing `MISSING_US`, and reclamation needs a full cache, a second copy and a cold minute.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from services.cachemgr.node import Candidate
+from services.cachemgr.reclamation import Excess
+from services.cachemgr.replication import Operations, Wish
+from services.cachemgr.trie import Trie
+from shared.contracts.copy_commands import COPY_BLOCKS_MAX
+from shared.contracts.ids import BlockId, WorkerId
+from shared.model.backlog import Backlog
+from shared.model.holders import Holders
+from shared.model.parameters import Parameters
+from shared.model.pool import Pool, Worker
+
+Kind = Literal["inter", "intra"]
+
+OPEN_MAX = 64
+"""Copies, and reclamations, under way in the pool. More would wait at the agents, which take in a few at a time."""
+
+SOURCES_MAX = 3
+QUIET_SHARE = 0.25
+NEARLY = 0.9
+"""Scores within 10 % count as equal."""
+
+LOOK_PER_OPERATION = 16
+"""Cold tips looked at for each reclamation that may be chosen."""
+
+SEEN_MIN = 3.0
+MISSING_US = 100_000
+RELIEF = 0.5
+"""What is left of a path's regret when a copy of it is asked for."""
+
+PRESSURE_MIN = 0.9
+COLD_S = 60.0
+
+
+class Load(NamedTuple):
+    """Sorts by what waits there."""
+
+    service_us: int
+    worker: WorkerId
+
+
+class Destination(NamedTuple):
+    """A worker that may take z, with what it lacks of the path. Sorts by `rank`, then by load."""
+
+    rank: int
+    load: Load
+    worker: Worker
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a choice looks at."""
+
+    trie: Trie
+    holders: Holders
+    pool: Pool
+    backlog: Backlog
+    operations: Operations
+    parameters: Parameters
+
+    def capacity(self, worker: Worker) -> int:
+        """Blocks of KV memory."""
+        spec = self.pool.nodes[worker.node].spec
+        assert spec is not None, "a worker's node has registered"
+        return spec.blocks_per_rank * (worker.degree if spec.kv_layout == "cyclic" else 1)
+
+    def room(self, worker: Worker) -> int:
+        """Blocks that neither prompts under way nor copies on their way need. Cached ones make room."""
+        spec = self.pool.nodes[worker.node].spec
+        assert spec is not None, "a worker's node has registered"
+        prompts = -(-self.backlog.at(worker.id).prompt_tokens // spec.block_tokens)
+        copies = sum(each.asked.blocks for each in self.operations.open.values() if each.asked.destination == worker.id)
+        return self.capacity(worker) - prompts - copies
+
+    def load(self, worker: WorkerId) -> Load:
+        return Load(self.backlog.at(worker).service_us, worker)
+
+    def pressure(self, worker: Worker) -> float:
+        """How full its cache is."""
+        return self.holders.index.counts.get(worker.id, 0) / self.capacity(worker)
+
+    def of_degree(self, degree: int) -> list[Worker]:
+        """The workers that may be given something."""
+        return [each for each in self.pool.workers.values() if each.degree == degree and self.pool.schedulable(each)]
+
+
+def copies(view: View, scan: int) -> list[Wish]:
+    """The copies of scan `scan`, which names them."""
+    limit = min(view.parameters.cache_operations_max, OPEN_MAX - len(view.operations.open))
+    match view.parameters.cache_policy:
+        case "lru":
+            return []
+        case "regret":
+            found = _by_regret(view, limit)
+        case "paper":
+            inter, intra, _ = view.trie.candidates()
+            found = [*_first_copies(view, inter, limit), *_more_copies(view, intra, limit)]
+    return [
+        wish._replace(operation=f"copy-{scan}-{number}") for number, wish in enumerate(found[: max(limit, 0)], start=1)
+    ]
+
+
+def reclamations(view: View, scan: int, chosen: Iterable[Wish]) -> list[Excess]:
+    """The replicas to give up; none of a worker that a copy under way, or one of `chosen`, reads from."""
+    if view.parameters.cache_policy == "lru":
+        return []
+    limit = min(view.parameters.cache_operations_max, OPEN_MAX - len(view.operations.reclaiming))
+    paper = view.parameters.cache_policy == "paper"
+    quiet_scans = COLD_S / view.parameters.scan_every_s
+    lending = {source for each in view.operations.open.values() for source in each.asked.sources}
+    lending.update(source for wish in chosen for source in wish.sources)
+    busy = {(each.asked.z, each.asked.worker) for each in view.operations.reclaiming.values()}
+    found: list[Excess] = []
+    cold = view.trie.coldest(max(limit, 0) * LOOK_PER_OPERATION)
+    for candidate in sorted(cold, key=lambda each: (each.score, each.node.block)):
+        if not paper and (candidate.replicas < 2 or view.trie.scan - candidate.node.stamp < quiet_scans):
+            continue
+        holding = view.holders.index.holders(candidate.node.block)
+        workers = [each for each in view.of_degree(candidate.degree) if each.id in holding and each.id not in lending]
+        fullest = max(workers, key=lambda each: (view.pressure(each), each.id), default=None)
+        if fullest is None or (candidate.node.block, fullest.id) in busy:
+            continue
+        if paper or view.pressure(fullest) >= PRESSURE_MIN:
+            operation = f"reclaim-{scan}-{len(found) + 1}"
+            found.append(Excess(operation, candidate.node.block, fullest.id, candidate.score))
+        if len(found) == limit:
+            break
+    return found
+
+
+# --- Algorithm 2
+
+
+def _first_copies(view: View, candidates: list[Candidate], limit: int) -> list[Wish]:
+    missed_s = {(each.node.block, each.degree): each.score for each in candidates}
+
+    def gain_s(candidate: Candidate) -> float:
+        on_path = (missed_s.get((each.block, candidate.degree)) for each in candidate.node.upwards())
+        return sum(each for each in on_path if each is not None)
+
+    priced = [
+        (gain_s(each) / place.blocks, each, place)
+        for each in _deepest(view, candidates)
+        if (place := _destination(view, each)) is not None
+    ]
+    priced.sort(key=lambda each: (-each[0], each[1].node.block, each[1].degree))
+    return [_wish(view, each, "inter", place, score) for score, each, place in priced[:limit]]
+
+
+def _more_copies(view: View, candidates: list[Candidate], limit: int) -> list[Wish]:
+    placed = [(each, place) for each in _deepest(view, candidates) if (place := _destination(view, each)) is not None]
+    placed.sort(key=lambda each: (-each[0].score, each[0].node.block, each[0].degree))
+    ranked: list[tuple[Candidate, Destination]] = []
+    while placed:
+        best = placed[0][0].score
+        near = [each for each in placed if each[0].score >= NEARLY * best]
+        ranked += sorted(near, key=lambda each: each[1].blocks)
+        placed = placed[len(near) :]
+    return [_wish(view, each, "intra", place, each.score) for each, place in ranked[:limit]]
+
+
+# --- by regret
+
+
+def _by_regret(view: View, limit: int) -> list[Wish]:
+    """One path of each root and degree, those that lost most first."""
+    candidates = view.trie.regretted(SEEN_MIN)
+    lost_s: dict[tuple[BlockId, int], float] = {}
+    deepest: dict[tuple[BlockId, int], Candidate] = {}
+    for each in sorted(_deepest(view, candidates), key=lambda each: (each.node.depth, each.node.block)):
+        *_, root = each.node.upwards()
+        lost_s[root.block, each.degree] = lost_s.get((root.block, each.degree), 0.0) + each.score
+        deepest[root.block, each.degree] = each
+    wishes = []
+    for group in sorted(deepest, key=lambda group: (-lost_s[group], group))[: max(limit, 0)]:
+        candidate = deepest[group]
+        if (place := _destination(view, candidate, MISSING_US)) is not None:
+            kind: Kind = "intra" if candidate.replicas else "inter"
+            wishes.append(_wish(view, candidate, kind, place, lost_s[group]))
+    return wishes
+
+
+# --- where to and from where
+
+
+def _deepest(view: View, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    """Those below which there is no other of the same degree, and of whose path no copy to the degree is under way."""
+    candidates = list(candidates)
+    above = {(each.node.parent.block, each.degree) for each in candidates if each.node.parent is not None}
+    coming: set[tuple[bytes, int]] = set()
+    covered: set[tuple[BlockId, int]] = set()
+    for operation in view.operations.open.values():
+        asked = operation.asked
+        coming.add((asked.z, asked.degree))
+        if (node := view.trie.nodes.get(BlockId(asked.z))) is not None:
+            covered.update((each.block, asked.degree) for each in node.upwards())
+    for each in candidates:
+        if (each.node.block, each.degree) in above or (each.node.block, each.degree) in covered:
+            continue
+        if not any((node.block, each.degree) in coming for node in each.node.upwards()):
+            yield each
+
+
+def _destination(view: View, candidate: Candidate, missing_us: int | None = None) -> Destination | None:
+    """`missing_us` is what a missing block weighs against what waits there; None lets the blocks decide first."""
+    path = view.trie.path(candidate.node)
+    matched = view.holders.matched(path)
+    found = []
+    for worker in view.of_degree(candidate.degree):
+        missing = len(path) - matched.get(worker.id, 0)
+        if 0 < missing <= min(view.room(worker), COPY_BLOCKS_MAX):
+            load = view.load(worker.id)
+            rank = missing if missing_us is None else missing_us * missing + load.service_us
+            found.append(Destination(rank, load, worker, missing))
+    return min(found, key=lambda each: (each.rank, each.load), default=None)
+
+
+def _wish(view: View, candidate: Candidate, kind: Kind, place: Destination, score: float) -> Wish:
+    holding = view.holders.index.holders(candidate.node.block)
+    if kind == "inter":
+        sources = sorted(view.load(worker) for worker in holding)
+    else:
+        loads = sorted(view.load(each.id) for each in view.of_degree(candidate.degree))
+        quiet = loads[int(QUIET_SHARE * len(loads))].service_us if loads else 0
+        peers = [each for each in loads if each.worker in holding]
+        sources = sorted(peers, key=lambda each: (each.service_us >= quiet, each))
+    return Wish(
+        operation="",
+        z=candidate.node.block,
+        degree=candidate.degree,
+        kind=kind,
+        sources=tuple(each.worker for each in sources[:SOURCES_MAX]),
+        destination=place.worker.id,
+        score=score,
+    )
+
+
+def relieved(trie: Trie, z: BlockId, degree: int) -> None:
+    """A copy of the path of z to degree C was asked for because of regret."""
+    if (node := trie.nodes.get(z)) is not None:
+        for each in node.upwards():
+            trie.relieved(each, degree, RELIEF)
