@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from services.worker.engine.copy_plan import COPY_BLOCKS_MAX
 from services.worker.engine.protocol import Engine
 from services.worker.job import Fetched, Job, JobKey
 from services.worker.origins import of_job
 from services.worker.ports import NodePorts
 from services.worker.transfers import COPY_LEASE_S, Transfer, Transfers
 from shared.contracts.commands import Refused
-from shared.contracts.copy_commands import Copied
+from shared.contracts.copy_commands import COPY_BLOCKS_MAX, Copied
 from shared.contracts.ids import NodeId, WorkerId, node_of
 from shared.model.blocks import reusable_tokens
 from shared.model.cost import US_PER_S

@@ -89,6 +89,26 @@ class System:
                 found += (each["data"] for each in page["events"])
                 after = page["next"]
 
+    def set(self, **changes: object) -> None:
+        """Change parameters of the pool, as an operator."""
+        running = self.home.running()
+        assert running is not None
+        key = running.operator_key_file.read_text().strip()
+        httpx.post(
+            f"{running.services['controller'].url}/v1/operator/parameters",
+            headers={"authorization": f"Bearer {key}"},
+            json={"asked_by": "test", "reason": "", "changes": changes},
+            timeout=10,
+        ).raise_for_status()
+
+    def until_recorded(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
+        """The events of a type, once there are so many."""
+        deadline = time.monotonic() + 90
+        while len(found := self.recorded(kind)) < count:
+            assert time.monotonic() < deadline, f"{len(found)} {kind} in 90 s"
+            time.sleep(0.2)
+        return found
+
     def settled(self) -> Audit:
         """The audit of the record once nothing is open."""
         running = self.home.running()
@@ -167,6 +187,25 @@ def test_chat_streams_with_usage(system: System) -> None:
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 5
     assert [each.choices[0].finish_reason for each in chunks if each.choices][-1] == "length"
+
+
+def test_a_hot_prefix_gets_a_second_copy_that_goes_when_it_is_cold(system: System) -> None:
+    """λ is set so high that the small workers serve; the prefix of one of them is copied to the other, rank to rank."""
+    [prompt] = prompts(1, 60)
+    system.set(lam=10.0, cache_policy="paper", theta_intra=2.0, theta_reclaim=0.5)
+    try:
+        answers = [system.complete(prompt)[0] for _ in range(6)]
+        [installed, *_] = system.until_recorded("replica-installed")
+        asked = {each["operation"]: each for each in system.recorded("replication-requested")}[installed["operation"]]
+        assert (asked["kind"], asked["degree"], asked["blocks"]) == ("intra", 1, 3)
+        assert asked["destination"] not in asked["sources"]
+        answers += [system.complete(prompt)[0] for _ in range(4)]
+        assert answers == answers[:1] * 10
+        reclaimed = system.until_recorded("replica-reclaimed")
+        assert all(each["worker"] for each in reclaimed)
+        assert system.complete(prompt)[0] == answers[0]
+    finally:
+        system.set(lam=0.1, cache_policy="lru")
 
 
 @pytest.mark.parametrize("victim", ["rank", "services.worker", "services.router", "services.ledger"])

@@ -11,7 +11,7 @@ from replay.beginnings import registration
 from replay.findings import RECORDED_INPUTS, Findings
 from replay.routers import DROPPED
 from replay.verifying import EVERYTHING, LogVerifier, Span
-from services.cachemgr import trie
+from services.cachemgr import choosing, reclamation, trie
 from services.controller import decider as controller
 from services.controller import windows
 from services.router import decider as router
@@ -55,6 +55,13 @@ def test_every_decision_comes_out_again_however_far_its_process_lagged(seed: int
         *("leadership-taken", "cache-leadership-taken"),
     ):
         assert found.checked[kind], kind
+
+
+def test_copies_and_reclamations_come_out_again() -> None:
+    found = [verified(run.log) for run in (World(1), World(2)) if run.run(1_200) is None]
+    assert [each.differences for each in found] == [[], []]
+    for kind in ("replication-requested", "replication-failed", "reclamation-requested", "reclamation-failed"):
+        assert sum(each.checked[kind] for each in found), kind
 
 
 def test_a_rejection_comes_out_again() -> None:
@@ -148,6 +155,16 @@ FAULTS: dict[str, tuple[Any, str, Wrap]] = {
         windows,
         "_capacity_us",
         lambda real: lambda state, pool, length_us: sum(each.capacity_us for each in pool.workers.values()),
+    ),
+    "a copy is worth more than it is": (
+        choosing,
+        "_wish",
+        lambda real: lambda *asked: real(*asked)._replace(score=1_000.0),
+    ),
+    "what is warm is reclaimed": (
+        reclamation,
+        "_cold_path",
+        lambda real: lambda *asked: [*real(*asked), b""],
     ),
     "demand decays twice as fast": (trie, "power", lambda real: lambda decay, scans: real(decay, 2 * scans)),
     "a change of parameters skips a version": (
