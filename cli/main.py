@@ -18,6 +18,7 @@ from cli.commands import (
     trace,
     up,
     verify,
+    what_if,
 )
 
 app = typer.Typer(
@@ -38,6 +39,7 @@ app.command("verify")(verify.verify)
 app.command("profile")(profile.profile)
 app.command("fit")(fit.fit)
 app.command("capacity")(capacity.capacity)
+app.command("what-if")(what_if.what_if)
 app.command("simulate")(simulate.simulate)
 for command in (
     operate.reconfigure,

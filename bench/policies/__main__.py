@@ -16,7 +16,7 @@ from simulation.policies.studies import policy as policy_of
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-Traces = Annotated[list[str], typer.Argument(help="trace files in Mooncake's format, or conversation, tool-agent")]
+Traces = Annotated[list[str], typer.Argument(help="trace files in Mooncake's format, or made-up workloads by name")]
 Policy = Annotated[str, typer.Option(help="as in `vertumnus simulate`")]
 Slices = Annotated[int, typer.Option(min=1, help="stretches of each trace, each a run; the spread is over them")]
 Limit = Annotated[int, typer.Option(min=1, help="requests of a slice at most")]

@@ -1,4 +1,4 @@
-"""What the benches send: slices of published traces, or a made-up one like a published one that is not to be had."""
+"""What the benches send: slices of published traces, or made-up ones like published ones that are not to be had."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from simulation.policies.arrivals import requests_of
 from simulation.policies.routers import Asked
-from simulation.workloads.generating import SHAPES, Phase, generated
-from simulation.workloads.rows import Row, read
+from simulation.workloads.catalogue import WORKLOADS
+from simulation.workloads.files import read
+from simulation.workloads.rows import Row
 from simulation.workloads.shaping import at_speed, jittered, sliced
 from simulation.workloads.statistics import statistics
 
 BLOCK_TOKENS = 512
-MADE_UP_S = 3_600
 
 
 class Source(NamedTuple):
@@ -34,9 +34,9 @@ class Source(NamedTuple):
 
 
 def source(name: str) -> Source:
-    """A trace file, or one of the shapes by name. Errors: ValueError, OSError."""
-    if name in SHAPES:
-        rows = list(generated([Phase(MADE_UP_S, 6.5, SHAPES[name])], Random(1)))
+    """A trace file, or a made-up workload by name. Errors: ValueError, OSError."""
+    if name in WORKLOADS:
+        rows = list(WORKLOADS[name](Random(1)))
     else:
         rows = list(read(Path(name), BLOCK_TOKENS))
     found = statistics(rows)

@@ -1,6 +1,6 @@
 """The log of a simulation: facts get their number and are told to whoever folds them, at once or a while later."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
@@ -64,6 +64,7 @@ class Journal:
     def __init__(self, agenda: Agenda) -> None:
         self._agenda = agenda
         self._listeners: list[Callable[[Stored], None]] = []
+        self._of_source: Counter[Source] = Counter()
         self.events = 0
 
     def listen(self, listener: Callable[[Stored], None]) -> None:
@@ -74,13 +75,14 @@ class Journal:
         """Store facts of one source, in order. `own` is told each before anybody else, as not stored yet."""
         for data in facts:
             self.events += 1
+            self._of_source[source] += 1
             envelope = Envelope(
                 id=NO_ID,
                 type=data.TYPE,
                 version=data.VERSION,
                 pool=POOL,
                 source=source,
-                source_seq=self.events,
+                source_seq=self._of_source[source],
                 time_ns=self._agenda.now_ns,
                 data=data,
             )

@@ -85,7 +85,7 @@ def outcome(
     rows: Rows, busy_gpu_s: float, gpus: int, warmup_s: float, reconfigurations: int, virtual_s: float, events: int
 ) -> Outcome:
     """The figures over what arrived after `warmup_s`. ValueError if nothing did."""
-    counted = rows.column("arrival_us") >= warmup_s * US_PER_S
+    counted = rows.column("arrival_us") >= round(warmup_s * US_PER_S)
     if not counted.any():
         raise ValueError(f"no request arrived after the first {warmup_s:g} s and was served")
     columns = {name: rows.column(name)[counted] for name in Rows.COLUMNS}

@@ -95,7 +95,10 @@ class Routers:
     def register(self) -> None:
         """The routers are up."""
         for router in self.routers:
-            self._journal.say(router.source, [RouterRegistered(router=router.id)])
+            coefficients = self._setup.coefficients.model_dump()
+            seen_seq = router.view.seen_seq
+            registered = RouterRegistered(router=router.id, seen_seq=seen_seq, coefficients=coefficients)
+            self._journal.say(router.source, [registered])
 
     @property
     def open_requests(self) -> int:

@@ -35,15 +35,16 @@ class Simulation:
         self.routers = Routers(setup, self.agenda, self.journal, self.nodes, self.rows.add)
         self.commits = 0
         self.journal.listen(self._count)
-        self.control.start()
-        self.routers.register()
-        self._first_commits = self.commits
         self._arriving = False
 
     def run(self, requests: Iterable[Asked], warmup_s: float = 0.0) -> Outcome:
-        """Let `requests` arrive, in order of time. Errors: ValueError for one that is before its predecessor, or if none of
-        them counts."""
-        self._arriving = True
+        """Begin, and let `requests` arrive, in order of time.
+
+        Errors: ValueError for one that is before its predecessor, or if none of them counts.
+        """
+        self.control.start()
+        self.routers.register()
+        first_commits, self._arriving = self.commits, True
         self._await_next(iter(requests), 0)
         with _without_collections():
             while self._arriving or self.routers.open_requests:
@@ -55,7 +56,7 @@ class Simulation:
             busy_gpu_s,
             self.setup.gpus,
             warmup_s,
-            self.commits - self._first_commits,
+            self.commits - first_commits,
             virtual_s,
             self.journal.events,
         )

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from simulation.baselines.rules import RULES
 from simulation.policies.outcome import Outcome, Rows
+from simulation.policies.recorded import Recorded
 from simulation.policies.routers import Asked
-from simulation.policies.run import Simulation
+from simulation.policies.run import Simulation, simulate
 from simulation.policies.setup import Setup
 
 
@@ -115,3 +116,19 @@ def changes(outcomes: Sequence[Outcome], base: Sequence[Outcome], figure: str = 
     """By how much of the base's, run by run: -0.1 is a tenth less."""
     pairs = [(FIGURES[figure](one), FIGURES[figure](other)) for one, other in zip(outcomes, base, strict=True)]
     return spread([one / other - 1 for one, other in pairs if one is not None and other])
+
+
+class Comparison(NamedTuple):
+    """A recorded run simulated, and an alternative on the same arrivals, seed by seed."""
+
+    as_recorded: list[Outcome]
+    alternative: list[Outcome]
+
+
+def against_recorded(recorded: Recorded, alternative: Setup, seeds: Sequence[int]) -> Comparison:
+    """Errors: ValueError if the alternative cannot be."""
+    runs = [
+        [simulate(replace(setup, seed=seed), recorded.requests, recorded.warmup_s) for seed in seeds]
+        for setup in (recorded.setup, alternative)
+    ]
+    return Comparison(*runs)
