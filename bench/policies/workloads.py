@@ -35,9 +35,6 @@ class Source(NamedTuple):
 
 def source(name: str) -> Source:
     """A trace file, or a made-up workload by name. Errors: ValueError, OSError."""
-    if name in WORKLOADS:
-        rows = list(WORKLOADS[name](Random(1)))
-    else:
-        rows = list(read(Path(name), BLOCK_TOKENS))
+    rows = list(WORKLOADS[name](Random(1)) if name in WORKLOADS else read(Path(name), BLOCK_TOKENS))
     found = statistics(rows)
     return Source(Path(name).stem, rows, rows[-1].arrival_ms + 1, found.arrival_grid_ms)
