@@ -1,10 +1,12 @@
 """Tables and pictures of policies in virtual time. Seconds of requests are the cost model's."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from bench.policies import caching as caching_bench
 from bench.policies import routing as routing_bench
 from bench.policies import scale as scale_bench
 from bench.policies import sensitivity as sensitivity_bench
@@ -48,6 +50,18 @@ def scale(policy: Policy = "paper", gpus: Annotated[list[int], typer.Option()] =
           requests: int = 3_000, out: Out = None) -> None:  # fmt: skip
     """Decision cost, event rate and memory from 40 to 10,000 GPUs."""
     scale_bench.scale(gpus, policy, SETUP, requests, out)
+
+
+@app.command()
+def caching(traces: Annotated[list[str] | None, typer.Argument(help="prefixes that drift, if none is given")] = None,
+            policy: Annotated[list[str], typer.Option()] = ["paper"],  # noqa: B006  (never changed)
+            rate: Annotated[list[float], typer.Option()] = [24.0, 27.0],  # noqa: B006
+            beta: Annotated[float, typer.Option(help="of the paper's price")] = 3.0,
+            slices: Slices = 4, limit: Limit = 20_000, warmup_s: WarmUp = 60, out: Out = None) -> None:  # fmt: skip
+    """The cache manager on and off (the paper's Figure 14), on 6 workers of degree 4 and 2 of degree 8."""
+    setup = replace(SETUP, compositions=parse_nodes(["3x4,4", "2x8"], None), parameters={"beta": beta})
+    sources = [source(each) for each in traces or ()]
+    caching_bench.caching(sources, [policy_of(name) for name in policy], rate, setup, slices, limit, warmup_s, out)
 
 
 @app.command()

@@ -13,6 +13,7 @@ from shared.contracts.events import EpochAborted, EpochCommitted
 from shared.contracts.ids import NodeId, Source
 from shared.model.cost import US_PER_S
 from simulation.policies.agenda import Agenda
+from simulation.policies.copies import Copies
 from simulation.policies.journal import Journal
 from simulation.policies.node import Node
 from simulation.policies.setup import Setup
@@ -37,6 +38,7 @@ class Control:
         self._nodes = nodes
         self.state = controller.initial()
         self.manager = cachemgr.initial(setup.coefficients) if setup.cache_manager else None
+        self._copies = Copies(setup, agenda, nodes)
         self._scan_after_ns = 0
         journal.listen(self._hear)
 
@@ -78,6 +80,8 @@ class Control:
         if self._agenda.now_ns >= self._scan_after_ns:
             self._scan_after_ns = self._agenda.now_ns + round(self.manager.parameters.scan_every_s * 1e9)
             self._manage(cachemgr.scan(self.manager))
+        self._manage(cachemgr.settle(self.manager, self._agenda.now_ns, self._copies.told))
+        self._copies.carry(cachemgr.orders(self.manager))
 
     def move(self, move: saga.Move) -> str | None:
         """Plan one reconfiguration, as an operator does; why not, or None."""

@@ -33,7 +33,7 @@ class Node:
         self._agenda = agenda
         self._journal = journal
         self._source = Source(node)
-        around = Around(self._say, self._is_parking, self._park)
+        around = Around(self.say, self._is_parking, self._park)
         self.steps = Steps(self.state, self.engine.prefill_ranks, setup, agenda, chance, around)
         self._draining: tuple[Drain, int, int] | None = None
         self._parked = False
@@ -42,7 +42,7 @@ class Node:
 
     def register(self) -> None:
         """The node's engine is up."""
-        self._say(decider.register(self.state, self.engine, self._setup.coefficients.version))
+        self.say(decider.register(self.state, self.engine, self._setup.coefficients.version))
 
     def learn(self, stored: Stored) -> None:
         """An event of the control subject."""
@@ -92,7 +92,7 @@ class Node:
         """The geometry that is served is the pool's now: tell what its workers hold, and let those work that stayed."""
         for worker, group in self.steps.groups.items():
             number = self.state.numbers.get(worker, 0)
-            self._say(cache_events.report(worker, self.state.incarnation, number, self.steps.pool.resident(group)))
+            self.say(cache_events.report(worker, self.state.incarnation, number, self.steps.pool.resident(group)))
 
     def _adopted(self, wanted: Geometry, seconds: float) -> None:
         if wanted == self.state.served:
@@ -106,7 +106,7 @@ class Node:
         decider.serve(self.state, wanted, {each: sum(len(run) for _, run in runs) for each, runs in resident.items()})
         self._draining, self._parked = None, False
         ranks = tuple(RankAdopted(rank, seconds) for rank in range(self.engine.prefill_ranks))
-        self._say(geometry.adopted(self.state, ranks))
+        self.say(geometry.adopted(self.state, ranks))
 
     def _park(self) -> None:
         """When the retiring workers have ended their steps the others begin none, and when these have ended too, the node is
@@ -118,7 +118,7 @@ class Node:
             self._parked = not self.steps.running
         if self._parked:
             drain_us = (self._agenda.now_ns - since_ns) // 1_000
-            self._say(geometry.drained(self.state, order.workers, returned, drain_us))
+            self.say(geometry.drained(self.state, order.workers, returned, drain_us))
 
     def _is_parking(self) -> bool:
         if self._draining is None:
@@ -127,7 +127,8 @@ class Node:
 
     # --- facts
 
-    def _say(self, facts: list[EventData]) -> None:
+    def say(self, facts: list[EventData]) -> None:
+        """Facts of this node, which it folds first."""
         self._journal.say(self._source, facts, own=self.learn)
 
     def check(self) -> None:

@@ -40,6 +40,7 @@ class Setup:
     queue_max: int = 256
     context_tokens_max: int = 1 << 20
     kv_bytes_per_token: int = 98_304
+    link_bytes_per_s: float = 50e9
     noise_sd: float = 0.05
     stragglers: Mapping[NodeId, float] = field(default_factory=dict)
     dispatch_s: float = 0.0
