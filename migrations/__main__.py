@@ -4,10 +4,9 @@ import argparse
 import sys
 
 from pydantic import ValidationError
-from sqlalchemy.exc import SQLAlchemyError
 
 from migrations.settings import MigrationSettings
-from migrations.steps import upgrade
+from migrations.steps import NotMigrated, upgrade
 
 
 def main() -> None:
@@ -20,8 +19,8 @@ def main() -> None:
         upgrade(settings.database_url.get_secret_value())
     except ValidationError as error:
         sys.exit(f"VERTUMNUS_DATABASE_URL: {error.errors()[0]['msg']}")
-    except (SQLAlchemyError, OSError) as error:
-        sys.exit(f"the database was not migrated: {error}")
+    except NotMigrated as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ def migrate(connection: Connection) -> None:
 
 
 async def upgrade() -> None:
-    engine = create_async_engine(context.config.attributes["database_url"], poolclass=pool.NullPool)
+    # Services take the URL with and without the driver's name; SQLAlchemy would look for another driver.
+    url = context.config.attributes["database_url"].replace("postgresql://", "postgresql+asyncpg://", 1)
+    engine = create_async_engine(url, poolclass=pool.NullPool)
     async with engine.begin() as connection:
         await connection.run_sync(migrate)
     await engine.dispose()

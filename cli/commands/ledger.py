@@ -106,18 +106,24 @@ def import_record(
     ],
     json: Json = False,
 ) -> None:
-    """Take a record into the empty, migrated database that VERTUMNUS_DATABASE_URL names. All of it, or nothing.
+    """Take a record into the empty database that VERTUMNUS_DATABASE_URL names, which is migrated first. All of it, or nothing.
 
     Every row's link in its chain is made anew from its bytes and compared; read models are folded on the way. Exit status 1 if
     the file is no whole bundle, or the database has a record already.
     """
     from cli.events.printing import progress
     from cli.whereabouts import database_url
+    from migrations.steps import NotMigrated, upgrade
     from services.ledger.bundles import BadBundle
     from services.ledger.importing import NotEmpty, import_bundle
     from services.ledger.rebuild import LedgerActive
 
     url = database_url()
+    try:
+        upgrade(url)
+    except NotMigrated as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(EXIT_FAILED) from error
     try:
         with file.open("rb") as opened, progress("events imported") as told:
             found = run(lambda: import_bundle(url, opened, told))

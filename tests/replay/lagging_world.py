@@ -5,6 +5,7 @@ The deciders are the services' own; agents and shells are scripted. Equal seeds 
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from uuid import UUID
 
 from services.cachemgr import decider as cachemgr
@@ -13,7 +14,7 @@ from services.controller import epochs
 from services.controller.capacity import Capacity
 from services.router import decider as router
 from shared.contracts.codec import decode, encode
-from shared.contracts.envelope import Envelope, EventData, Stored
+from shared.contracts.envelope import Envelope, EventData, Stored, UnknownEvent
 from shared.contracts.events import (
     BlocksEvicted,
     BlocksStored,
@@ -66,6 +67,7 @@ class World:
         self.cachemgr = Process("cachemgr-1", cachemgr.initial(COST), cachemgr.evolve)
         self.agents = {name: Process(f"worker-{name}", None, None) for name in NODES}
         self.routers: list[Process] = []
+        self._upgraded = Process("router-next", None, None)
         self._jobs: dict[str, list[RequestAssigned]] = {name: [] for name in NODES}
         self._running: list[RequestAssigned] = []
         self._open: dict[RequestId, Process] = {}
@@ -96,7 +98,8 @@ class World:
         own_recorded = process in self.routers
         for stored in self.log[process.seen_seq : to_seq]:
             is_folded = own_recorded and stored.event.source == process.source
-            is_heard = process is not self.controller or stored.data.CHANNEL not in ("cache", "ledger")
+            is_known = not isinstance(stored.data, UnknownEvent)
+            is_heard = is_known and (process is not self.controller or stored.data.CHANNEL not in ("cache", "ledger"))
             if is_heard and not is_folded:
                 process.evolve(process.state, stored)
             process.seen_seq = stored.stream_seq
@@ -114,6 +117,17 @@ class World:
 
     def say(self, node: str, fact: EventData) -> None:
         self.store(self.seal(self.agents[node], fact))
+
+    def store_of_tomorrow(self) -> None:
+        """An event of a version that is not known here, from a process that was upgraded first: nobody folds it."""
+        self._ids += 1
+        self._upgraded.numbered += 1
+        self.store(
+            Envelope(
+                id=UUID(int=self._ids), type="request-teleported", version=7, pool="main", source=self._upgraded.source,
+                source_seq=self._upgraded.numbered, time_ns=self.now_ns, correlation="r1", data=UnknownEvent(where=["mars"]),
+            )
+        )  # fmt: skip
 
     # --- who is there
 
@@ -143,14 +157,19 @@ class World:
             self._numbers[worker] = 0
             self._held[worker] = []
 
-    def join_router(self) -> Process:
+    def join_router(self, kept: Sequence[Stored] = (), first_seq: int = 1) -> Process:
+        """`kept` is all that a router learns of what lies before `first_seq`, the first event that the log still has."""
         self._joined += 1
         process = Process(f"router-{self._joined}", router.initial(COST), router.evolve)
         self.routers.append(process)
+        for each in kept:
+            router.evolve(process.state, each._replace(kept=True))
+        process.seen_seq = first_seq - 1
         self.fold(process, len(self.log))
         begun = RouterRegistered(
-            router=RouterId(process.source), seen_seq=process.seen_seq, coefficients=COST.model_dump()
-        )
+            router=RouterId(process.source), seen_seq=process.seen_seq, coefficients=COST.model_dump(),
+            first_seq=first_seq, kept_events=len(kept),
+        )  # fmt: skip
         self.record(process, [begun])
         return process
 
@@ -286,7 +305,8 @@ class World:
 
     def _leads(self, leader: Process, channel: str) -> None:
         """Fold to anywhere behind the last event of its subject."""
-        last = max(each.stream_seq for each in self.log if channel == each.data.CHANNEL)
+        known = [each for each in self.log if not isinstance(each.data, UnknownEvent)]
+        last = max(each.stream_seq for each in known if channel == each.data.CHANNEL)
         self.fold(leader, self.chance.randint(max(last, leader.seen_seq), len(self.log)))
 
     def _window(self) -> None:
