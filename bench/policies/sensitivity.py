@@ -68,6 +68,7 @@ def _variants(policy: Policy, setup: Setup) -> Iterator[tuple[str, Setup]]:
             f"steps of {limits.step_tokens_max:,} tokens, chunks of {limits.chunk_tokens:,}",
             replace(base, step_limits=limits),
         )
+    yield "whole prompts, one a step", replace(base, step_limits=STEPS[-1], step_items_max=1)
     for factor in MEMORY:
         yield f"{factor:g} times the KV memory", replace(base, blocks_per_rank=round(base.blocks_per_rank * factor))
     for noise in NOISES:

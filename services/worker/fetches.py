@@ -25,9 +25,9 @@ from services.worker.ports import NodePorts
 from services.worker.transfers import COPY_LEASE_S, Transfer, Transfers
 from shared.contracts.commands import Refused
 from shared.contracts.copy_commands import COPY_BLOCKS_MAX, Copied
-from shared.contracts.ids import NodeId, WorkerId, node_of
+from shared.contracts.ids import NodeId, node_of
 from shared.model.blocks import reusable_tokens
-from shared.model.cost import US_PER_S
+from shared.model.cost import US_PER_S, Coefficients
 
 FETCHES_MAX = 8
 """At a time, of all workers of the node. With the copies that are ordered they are what an engine takes at a time."""
@@ -48,7 +48,7 @@ SEEN_NS = 60 * 10**9
 """How long that is believed: a link that was busy once is tried again."""
 
 
-class _Wanted(NamedTuple):
+class Wanted(NamedTuple):
     """A fetch that is worth it: what the worker holds of the prompt before, and how long it may take."""
 
     held_tokens: int
@@ -60,6 +60,23 @@ class _Seen(NamedTuple):
 
     bytes_per_s: float
     at_ns: int
+
+
+def decide(
+    coefficients: Coefficients, degree: int, prompt_tokens: int, tokens: tuple[int, int], fetch_us: int | None
+) -> Wanted | str:
+    """What is to be fetched, or why nothing is. `tokens` of the prompt are held by the worker, and by the source; `fetch_us` is
+    what the rest would take, None if nobody here knows better than the router."""
+    held, wanted = tokens
+    if wanted <= held:
+        return "here"
+    computed_us, fetched_us = (
+        coefficients.prefill_us(degree, prompt_tokens - cached, cached) for cached in (held, wanted)
+    )
+    fetched_us += fetch_us or 0
+    if fetched_us >= computed_us:
+        return "dearer"
+    return Wanted(held, min(COPY_LEASE_S, max(LIMIT_S_MIN, (computed_us - fetched_us) / US_PER_S)))
 
 
 class Fetches:
@@ -85,7 +102,7 @@ class Fetches:
         for job in jobs:
             if self.is_over(job) or job.key in self._running:
                 continue
-            source, decided = node_of(_source(job)), self._decide(job)
+            source, decided = fetch_source(job), self._decide(job)
             if isinstance(decided, str):
                 job.fetched = Fetched(fallback=decided)
             elif len(self._running) < FETCHES_MAX and by_source[source] < FETCHES_PER_SOURCE_MAX:
@@ -106,37 +123,28 @@ class Fetches:
 
     # --- one fetch
 
-    def _decide(self, job: Job) -> _Wanted | str:
-        """What is to be fetched, or why nothing is."""
+    def _decide(self, job: Job) -> Wanted | str:
         group = self._ports.state.served.workers(self._ports.node)[job.worker]
         held, wanted = (
-            self._tokens(job, blocks) for blocks in (self._engine.cached_blocks(group, job.chain), _blocks(job))
+            self._tokens(job, blocks) for blocks in (self._engine.cached_blocks(group, job.chain), fetch_blocks(job))
         )
-        if wanted <= held:
-            return "here"
-        prompt_tokens, coefficients = job.assign.prompt_tokens, self._ports.coefficients
-        computed_us, fetched_us = (
-            coefficients.prefill_us(group.degree, prompt_tokens - cached, cached) for cached in (held, wanted)
-        )
-        seen = self._seen.get(node_of(_source(job)))
+        seen = self._seen.get(fetch_source(job))
+        fetch_us = None
         if seen is not None and self._ports.clock.monotonic_ns() - seen.at_ns < SEEN_NS:
-            # Else nobody here knows better than the router.
-            fetched_us += round((wanted - held) * self._token_bytes / seen.bytes_per_s * US_PER_S)
-        if fetched_us >= computed_us:
-            return "dearer"
-        return _Wanted(held, min(COPY_LEASE_S, max(LIMIT_S_MIN, (computed_us - fetched_us) / US_PER_S)))
+            fetch_us = round((wanted - held) * self._token_bytes / seen.bytes_per_s * US_PER_S)
+        return decide(self._ports.coefficients, group.degree, job.assign.prompt_tokens, (held, wanted), fetch_us)
 
     def _tokens(self, job: Job, blocks: int) -> int:
         return reusable_tokens(blocks, self._block_tokens, job.assign.prompt_tokens)
 
-    async def _fetch(self, job: Job, source: NodeId, wanted: _Wanted) -> None:
+    async def _fetch(self, job: Job, source: NodeId, wanted: Wanted) -> None:
         """Goes on if the job leaves: what has begun to come is kept, and told."""
         clock, began_ns = self._ports.clock, self._ports.clock.monotonic_ns()
         transfer = Transfer(
             operation=f"fetch {job.key.engine_id}",
             worker=job.worker,
             parent=None,
-            blocks=job.chain[: _blocks(job)],
+            blocks=job.chain[: fetch_blocks(job)],
             sources=(source,),
             limit_s=wanted.limit_s,
             cause="fetch",
@@ -161,11 +169,12 @@ class Fetches:
             self._seen.popitem(last=False)
 
 
-def _source(job: Job) -> WorkerId:
+def fetch_source(job: Job) -> NodeId:
+    """The node that it reads from."""
     assert job.assign.fetch_from is not None, f"{job.key} has nothing to fetch"
-    return job.assign.fetch_from
+    return node_of(job.assign.fetch_from)
 
 
-def _blocks(job: Job) -> int:
+def fetch_blocks(job: Job) -> int:
     """As many as one plan takes."""
     return min(job.assign.fetch_blocks, COPY_BLOCKS_MAX)

@@ -4,17 +4,18 @@ What an agent does is `services.worker`'s: its state and events, admission, queu
 shell does with them, less what needs a network: prompts need not be claimed, and KV is not moved to a decode rank.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from random import Random
 
 from services.worker import cache_events, decider, geometry
 from services.worker.admission import refuse_assign
 from services.worker.decider import Geometry
+from services.worker.engine.kv_pool import KvPool
 from services.worker.engine.protocol import RankAdopted
 from shared.contracts.commands import Adopt, Assign, Drain, Refused
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.ids import NodeId, Source
-from shared.model.lattice import Composition
 from simulation.policies.agenda import Agenda
 from simulation.policies.journal import Journal
 from simulation.policies.setup import Setup
@@ -25,16 +26,22 @@ class Node:
     """`assign`, `drain` and `adopt` are the agent's commands. `chance` is the noise of step times."""
 
     def __init__(
-        self, node: NodeId, composition: Composition, setup: Setup, agenda: Agenda, journal: Journal, chance: Random
+        self,
+        node: NodeId,
+        pools: Mapping[NodeId, KvPool],
+        setup: Setup,
+        agenda: Agenda,
+        journal: Journal,
+        chance: Random,
     ) -> None:
-        self.engine = setup.engine(composition)
+        self.engine = setup.engine(setup.nodes[node])
         self.state = decider.initial(node, setup.queue_max)
         self._setup = setup
         self._agenda = agenda
         self._journal = journal
         self._source = Source(node)
         around = Around(self.say, self._is_parking, self._park)
-        self.steps = Steps(self.state, self.engine.prefill_ranks, setup, agenda, chance, around)
+        self.steps = Steps(self.state, pools, setup, agenda, chance, around)
         self._draining: tuple[Drain, int, int] | None = None
         self._parked = False
 
@@ -42,7 +49,8 @@ class Node:
 
     def register(self) -> None:
         """The node's engine is up."""
-        self.say(decider.register(self.state, self.engine, self._setup.coefficients.version))
+        version, chunk_tokens = self._setup.coefficients.version, self._setup.step_limits.chunk_tokens
+        self.say(decider.register(self.state, self.engine, version, chunk_tokens, fetches=True))
 
     def learn(self, stored: Stored) -> None:
         """An event of the control subject."""

@@ -166,6 +166,8 @@ class Routers:
             max_new_tokens=1,
             sampling=_GREEDY,
             service_us=assigned.service_us,
+            fetch_from=assigned.fetch_from,
+            fetch_blocks=assigned.fetch_blocks,
         )
         match self._nodes[node_of(assigned.worker)].assign(assign):
             case Refused() as refused:
@@ -177,13 +179,15 @@ class Routers:
         request = job.assign.request
         router, asked, _, _ = self._open[request]
         ttft_us = (self._agenda.now_ns - asked.at_ns) // 1_000
+        fetch_us = job.fetched.us if job.fetched else 0
         completed = RequestCompleted(
             request=request,
             worker=job.worker,
             ttft_us=ttft_us,
             queue_us=prefilled.queue_us,
+            fetch_us=fetch_us,
             prefill_us=prefilled.prefill_us,
-            handoff_us=max(0, ttft_us - prefilled.queue_us - prefilled.prefill_us),
+            handoff_us=max(0, ttft_us - prefilled.queue_us - fetch_us - prefilled.prefill_us),
             tpot_us=0,
             output_tokens=1,
             cached_tokens=prefilled.cached_tokens,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from random import Random
 
+from services.worker.engine.kv_pool import KvPool
 from shared.contracts.envelope import Stored
 from shared.contracts.events import EpochCommitted
 from simulation.policies.agenda import NS_PER_S, Agenda
@@ -26,9 +27,12 @@ class Simulation:
         self.journal = Journal(self.agenda)
         if listener is not None:
             self.journal.listen(listener)
-        self.nodes = {
-            node: Node(node, composition, setup, self.agenda, self.journal, Random(f"{setup.seed} {node}"))
+        pools = {
+            node: KvPool(sum(composition), setup.blocks_per_rank, setup.block_tokens)
             for node, composition in setup.nodes.items()
+        }
+        self.nodes = {
+            node: Node(node, pools, setup, self.agenda, self.journal, Random(f"{setup.seed} {node}")) for node in pools
         }
         self.control = Control(setup, self.agenda, self.journal, self.nodes)
         self.rows = Rows()

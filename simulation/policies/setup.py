@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.worker.composer import StepLimits
-from services.worker.engine.protocol import EngineDescription
+from services.worker.engine.protocol import STEP_ITEMS_MAX, EngineDescription
 from shared.contracts.ids import NodeId
 from shared.model.capacity import Capacities
 from shared.model.cost import Coefficients
@@ -37,6 +37,7 @@ class Setup:
     block_tokens: int = 512
     blocks_per_rank: int = 1_395
     step_limits: StepLimits = STEP_LIMITS
+    step_items_max: int = STEP_ITEMS_MAX
     queue_max: int = 256
     context_tokens_max: int = 1 << 20
     kv_bytes_per_token: int = 98_304

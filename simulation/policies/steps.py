@@ -4,8 +4,9 @@ As long as the cost model says, times noise: prompts need not be claimed, and no
 evicts is counted in the node's real `KvPool`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import takewhile
 from random import Random
 from typing import NamedTuple
 
@@ -17,7 +18,6 @@ from services.worker.decider import Prefilled, State
 from services.worker.engine.kv_pool import KvPool
 from services.worker.engine.modelled import NOISE_MIN
 from services.worker.engine.protocol import (
-    STEP_ITEMS_MAX,
     ItemResult,
     OutOfBlocks,
     PrefillItem,
@@ -25,13 +25,16 @@ from services.worker.engine.protocol import (
     Token,
 )
 from services.worker.engine.step_items import Reserved, finish, reserve
+from services.worker.fetches import Fetches
 from services.worker.job import Job
 from services.worker.step_cost import shared_out, step_us
+from services.worker.steps import CLAIM_BYTES_MAX
 from shared.contracts.envelope import EventData
 from shared.contracts.events import AbortReason
-from shared.contracts.ids import BlockId, WorkerId
+from shared.contracts.ids import BlockId, NodeId, WorkerId
 from shared.model.lattice import Group
 from simulation.policies.agenda import Agenda
+from simulation.policies.fetching import Fetching
 from simulation.policies.setup import Setup
 
 PROMPT_TOKENS_MAX = 1 << 22
@@ -68,9 +71,11 @@ class _Step(NamedTuple):
 class Steps:
     """`begin` a worker when it has got something. `chance` is the noise of step times."""
 
-    def __init__(self, state: State, ranks: int, setup: Setup, agenda: Agenda, chance: Random, around: Around) -> None:
+    def __init__(
+        self, state: State, pools: Mapping[NodeId, KvPool], setup: Setup, agenda: Agenda, chance: Random, around: Around
+    ) -> None:
         self.effects = Effects(lambda _job, _prefilled: None, lambda _job, _reason: None)
-        self.pool = KvPool(ranks, setup.blocks_per_rank, setup.block_tokens)
+        self.pool = pools[state.node]
         self.groups: dict[WorkerId, Group] = {}
         self.running: dict[WorkerId, _Step] = {}
         self.busy_gpu_us = 0
@@ -81,6 +86,7 @@ class Steps:
         self._agenda = agenda
         self._chance = chance
         self._say, self._is_parking, self._ended = around
+        self._fetching = Fetching(state, setup, agenda, pools, self._say)
         self._items_max: dict[WorkerId, int] = {}
         self._begun_only: set[WorkerId] = set()
 
@@ -89,10 +95,15 @@ class Steps:
         self.groups, self._items_max, self._begun_only = groups, {}, set()
 
     def begin(self, worker: WorkerId) -> None:
-        """Run the next step, if there is one and none runs."""
-        if worker in self.running or self._is_parking():
+        """Something was queued, or a step or a fetch has ended: fetch for those near the head, and run the next step if none
+        runs."""
+        if self._is_parking():
             return
-        if shares := self._compose(worker):
+        near = self._near_head(worker)
+        self._fetching.begin(near, self.groups[worker], partial(self._fetched, worker))
+        if worker in self.running:
+            return
+        if shares := self._compose(worker, near):
             for share in shares:
                 self._announce(share.job)
             try:
@@ -106,26 +117,37 @@ class Steps:
             self.running[worker] = step
             self._agenda.at(self._agenda.now_ns + step.measured_us * 1_000, partial(self._end, worker, step))
 
-    def _compose(self, worker: WorkerId) -> list[Share]:
-        order, queue = self._state.parameters.worker_order, self._state.desk.queue(worker)
-        candidates = queue.in_order(order, self._agenda.now_ns)
-        if worker in self._begun_only:
-            candidates = filter(lambda job: job.begun, candidates)
-        group = self.groups[worker]
+    def _fetched(self, worker: WorkerId) -> None:
+        if worker in self.groups:
+            self.begin(worker)
+
+    def _near_head(self, worker: WorkerId) -> list[Job]:
+        queue = self._state.desk.queue(worker)
+        begun_only = worker in self._begun_only and any(job.begun for job in queue)
+        return queue.to_claim(self._state.parameters.worker_order, self._agenda.now_ns, CLAIM_BYTES_MAX, begun_only)
+
+    def _compose(self, worker: WorkerId, near: list[Job]) -> list[Share]:
+        order, group = self._state.parameters.worker_order, self.groups[worker]
+        # Nobody overtakes who waits for a fetch if order is arrival.
+        ready = takewhile(Fetches.is_over, near) if order == "fcfs" else filter(Fetches.is_over, near)
         return compose(
-            candidates,
+            ready,
             lambda job: self.pool.cached_blocks(group, job.chain),
             order,
             self._setup.step_limits,
-            self._items_max.get(worker, STEP_ITEMS_MAX),
+            self._items_max.get(worker, self._setup.step_items_max),
             self._setup.block_tokens,
         )
+
+    def _since_us(self, job: Job) -> int:
+        """Time since it was accepted, without its fetch."""
+        return (self._agenda.now_ns - job.accepted_ns) // 1_000 - (job.fetched.us if job.fetched else 0)
 
     def _announce(self, job: Job) -> None:
         if job.started:
             self._state.desk.start(job)
         else:
-            self._say(decider.start(job, (self._agenda.now_ns - job.accepted_ns) // 1_000))
+            self._say(decider.start(job, self._since_us(job)))
 
     def _step(self, worker: WorkerId, shares: list[Share]) -> PrefillStep:
         items = tuple(
@@ -160,11 +182,11 @@ class Steps:
         self.begin(worker)
 
     def _finished(self, job: Job, item: ItemResult, evicted: tuple[BlockId, ...]) -> None:
-        done, since_us = job.progress, (self._agenda.now_ns - job.accepted_ns) // 1_000
+        done = job.progress
         prefilled = Prefilled(
             item,
             evicted,
-            queue_us=max(0, since_us - done.measured_us),
+            queue_us=max(0, self._since_us(job) - done.measured_us),
             prefill_us=done.measured_us,
             predicted_us=done.predicted_us,
             computed_tokens=done.computed_tokens,

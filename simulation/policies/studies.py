@@ -32,6 +32,7 @@ OWN = {
     for each in (
         Policy("paper", {"placement_policy": "paper", **FCFS}),
         Policy("paper, shortest first", {"placement_policy": "paper", "worker_order": "shortest-first"}),
+        Policy("vertumnus", {"placement_policy": "vertumnus", "worker_order": "shortest-first"}),
         Policy("least-work", {"placement_policy": "least-work", **FCFS}),
     )
 }

@@ -1,6 +1,7 @@
 """Small worlds that can be worked out by hand, and large ones that must leave nothing behind."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -17,6 +18,7 @@ from simulation.policies.setup import Setup
 SIMPLE = Coefficients(version="a second and a millisecond a token", d=1, a=0, b=0, c=0.001, alpha=0)
 """E_C(R, P) = 1 + R / (1000 C)."""
 
+FCFS = {"worker_order": "fcfs"}
 PAPER = {"worker_order": "fcfs", "placement_policy": "paper"}
 
 
@@ -96,6 +98,22 @@ def pool(**fields: object) -> Setup:
     return Setup(((4, 4), (2, 2, 4), (8,)), coefficients, block_tokens=100, **fields)  # type: ignore[arg-type]
 
 
+def test_a_prefix_is_read_from_another_worker_if_that_is_cheaper() -> None:
+    # By a bandwidth that is measured on the first read, ten shared blocks take next to nothing. When the third comes, the
+    # worker that has them is busy for another 2.5 s: the other one reads them, and computes 4,000 tokens instead of 5,000.
+    setup = Setup(((1,), (1,)), SIMPLE, parameters={"placement_policy": "vertumnus", **FCFS, "prefix_fetch": True},
+                  block_tokens=100, noise_sd=0, kv_bytes_per_token=1)  # fmt: skip
+    requests = [
+        asked(0, 1_000, 1_000, shared=10),
+        asked(2.5, 2_000, 2_000, shared=10),
+        asked(2.6, 5_000, 3_000, shared=10),
+    ]
+    first, second, third = ttft_s(setup, requests)
+    assert (first, second) == (2.0, 2.0)
+    assert 5.0 < third < 5.1
+    assert ttft_s(replace(setup, parameters={**setup.parameters, "prefix_fetch": False}), requests)[2] == 6.0
+
+
 def test_equal_seeds_give_equal_runs() -> None:
     requests = traffic(200, 20)
     first, again = (simulate(pool(seed=3), requests) for _ in range(2))
@@ -104,7 +122,14 @@ def test_equal_seeds_give_equal_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"parameters": PAPER}, {"routers": 3, "view_age_s": 1.0}, {"blocks_per_rank": 400}]
+    "fields",
+    [
+        {},
+        {"parameters": PAPER},
+        {"parameters": {"placement_policy": "vertumnus"}, "blocks_per_rank": 400},
+        {"routers": 3, "view_age_s": 1.0},
+        {"blocks_per_rank": 400},
+    ],
 )
 def test_nothing_is_left_behind(fields: dict[str, object]) -> None:
     simulation = Simulation(pool(**fields))
