@@ -21,8 +21,14 @@ from services.router.placement import RUNNERS_UP, Placement, Question, choose, e
 from services.router.rate import Rate
 from shared.contracts.envelope import Channel, EventData, Stored
 from shared.contracts.events import (
+    EpochAborted,
+    EpochCommitted,
     Exclusion,
+    NodeRegistered,
+    PrefillAborted,
+    PrefillCompleted,
     PricedCandidate,
+    RankAdoptedEpoch,
     RedirectReason,
     RequestAssigned,
     RequestCancelled,
@@ -31,6 +37,7 @@ from shared.contracts.events import (
     RequestReceived,
     RequestRedirected,
     RequestRejected,
+    Uncordoned,
 )
 from shared.contracts.ids import BlockId, NodeId, RequestId, TenantId, WorkerId, decode_worker_id, node_of
 from shared.model import calibration as calibration_model
@@ -46,6 +53,17 @@ from shared.model.pool import Pool
 
 HEARD = (Channel.REQUESTS, Channel.WORKERS, Channel.CACHE, Channel.CONTROL, Channel.CACHE_CONTROL)
 """What `evolve` has to be given."""
+
+CAPACITY = (
+    EpochAborted,
+    EpochCommitted,
+    NodeRegistered,
+    PrefillAborted,
+    PrefillCompleted,
+    RankAdoptedEpoch,
+    Uncordoned,
+)
+"""Events after which a worker may be eligible that was not before."""
 
 RETRY_AFTER_S = 5
 """What a client that found no worker is told to wait: about the length of a restart or a switch."""
@@ -119,19 +137,22 @@ def weigh(
 ) -> tuple[Placement | None, dict[WorkerId, Exclusion]]:
     """The same, with the reason against each worker that may not take the request."""
     candidates, excluded = eligible(state.pool, state.holders, state.loads, question)
-    by, load_ppm, spec = weights(state.parameters, 0), 0, serving(state.pool)
-    if by.policy == "vertumnus" and spec is not None:
-        load_ppm = state.rate.load_ppm(question.now_ns, _workers(state.pool))
-        by = weights(state.parameters, load_ppm)
-        outlook = Outlook(state.loads, state.calibration, state.coefficients, state.parameters, by, spec)
-        candidates = forecast(outlook, question, candidates)
-    placement = choose(candidates, question.prompt_tokens, state.coefficients, by, runners_up)
-    return placement and placement._replace(load=load_ppm / PPM), excluded
+    spec = serving(state.pool)
+    if weights(state.parameters).policy != "vertumnus" or spec is None:
+        by = weights(state.parameters)
+        return choose(candidates, question.prompt_tokens, state.coefficients, by, runners_up), excluded
+    outlook = look_out(state, spec, question.now_ns)
+    candidates = forecast(outlook, question, candidates)
+    placement = choose(candidates, question.prompt_tokens, state.coefficients, outlook.weights, runners_up)
+    return placement and placement._replace(load=outlook.load_ppm / PPM), excluded
 
 
-def _workers(pool: Pool) -> int:
-    """How many share the load."""
-    return sum(len(node.workers) for node in pool.nodes.values() if node.alive and not node.cordoned)
+def look_out(state: State, spec: NodeRegistered, now_ns: int) -> Outlook:
+    """What `vertumnus` reads of the state, with its weights as of now."""
+    workers = sum(len(node.workers) for node in state.pool.nodes.values() if node.alive and not node.cordoned)
+    load_ppm = state.rate.load_ppm(now_ns, workers)
+    by = weights(state.parameters, load_ppm)
+    return Outlook(state.loads, state.calibration, state.coefficients, state.parameters, by, load_ppm, spec)
 
 
 def receive(state: State, arrival: Arrival, moment: Moment, by: Place = place) -> list[EventData]:

@@ -12,24 +12,20 @@ from services.router.driver import Driver
 from services.router.frames import Broken, Frames
 from services.router.handshake import ABORT_REASON
 from services.router.metrics import RouterMetrics
+from services.router.rebalancing import Rebalancer
 from services.router.settings import RouterSettings
 from services.router.wiring import Placed, Wiring
 from shared.contracts.codec import BadEvent
 from shared.contracts.commands import RouterAlive, encode_message
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
-    EpochAborted,
-    EpochCommitted,
     NodeDeclaredLost,
     NodeLost,
     NodeRegistered,
     PrefillAborted,
-    PrefillCompleted,
-    RankAdoptedEpoch,
     RequestAssigned,
     RequestRejected,
     RouterLost,
-    Uncordoned,
 )
 from shared.contracts.ids import RequestId, RouterId
 from shared.runtime.outbox import EVENTS_MAX, Outbox, OutboxFull
@@ -41,17 +37,6 @@ ALIVE_EVERY_S = 1.0
 
 OUTBOX_SHARE_MAX = EVENTS_MAX // 2
 """Nothing is received while more events wait: the rest of the outbox is for the ends of what is open."""
-
-CAPACITY = (
-    EpochAborted,
-    EpochCommitted,
-    NodeRegistered,
-    PrefillAborted,
-    PrefillCompleted,
-    RankAdoptedEpoch,
-    Uncordoned,
-)
-"""Events after which a worker may be eligible that was not before."""
 
 
 class DeclaredLost(Exception):
@@ -96,6 +81,7 @@ class Dispatcher:
             metrics=metrics,
             capacity_changed=self._capacity_changed,
         )
+        self._rebalancer = Rebalancer(self._wiring, self._calls)
         metrics.watch("open_requests", "Requests between admission and end", lambda: self._admitted)
         metrics.watch("mispriced_nodes", "Nodes with other coefficients", lambda: offers.mispriced_nodes(self.state))
         metrics.watch("held_prompt_bytes", "Prompts held for agents to claim", lambda: self._claims.held_bytes)
@@ -260,7 +246,8 @@ class Dispatcher:
                 self._give_up()
             case _:
                 pass
-        if isinstance(stored.data, CAPACITY):
+        self._rebalancer.hear(stored)
+        if isinstance(stored.data, decider.CAPACITY):
             self._capacity.set()
             self._capacity = asyncio.Event()
 
@@ -289,6 +276,7 @@ class Dispatcher:
                 await self._wiring.bus.publish(subject, encode_message(alive))
             except Unavailable as error:
                 self._logger.warning("heartbeat not sent", error=str(error))
+            self._rebalancer.look()
             await self._wiring.clock.sleep(ALIVE_EVERY_S)
 
 

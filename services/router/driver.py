@@ -1,7 +1,7 @@
 """One request's task: carry its assignments out until it has ended.
 
     decide + record → stored → `assign` → accepted → frames … → the last one → request-completed
-                                 │ refused, silent, aborted, node lost, tokens missing
+                                 │ refused, silent, aborted, node lost, tokens missing, taken back for an idle worker
                                  └→ request-redirected → decide again (attempt + 1, prompt + generated tokens) → …
 
 It ends by the last token, by the client's leaving (the task is cancelled), or by running out of attempts, workers or time;
@@ -17,7 +17,7 @@ import structlog
 from services.router import decider, handshake
 from services.router.calls import Call, Served, Unserved
 from services.router.claims import BufferFull
-from services.router.frames import Broken, Enough, FrameOrder, Piece, Signal
+from services.router.frames import Broken, Enough, FrameOrder, Leave, Piece, Signal
 from services.router.wiring import Placed, Wiring
 from shared.contracts.commands import TokenFrame
 from shared.contracts.events import (
@@ -54,6 +54,8 @@ class Driver:
         self._wiring = wiring
         self._call = call
         self._placed = first
+        self._rebalanced = False
+        """Whether the current attempt is for an idle worker."""
         self._logger = structlog.get_logger(component="dispatch").bind(request=call.request)
 
     async def run(self) -> None:
@@ -90,7 +92,7 @@ class Driver:
                 if finish := self._finished_anyway():
                     return finish
                 self._redirect(stopped.reason)
-                await self._place_again()
+                await self._place_again(stopped.reason)
 
     # --- one attempt
 
@@ -113,7 +115,7 @@ class Driver:
         call, wiring = self._call, self._wiring
         if assigned.attempt == 1:
             wiring.metrics.assign_s.observe((wiring.clock.monotonic_ns() - call.order.arrived_ns) / 1e9)
-        if (reason := await handshake.give(wiring, call, self._placed)) is not None:
+        if (reason := await handshake.give(wiring, call, self._placed, rebalanced=self._rebalanced)) is not None:
             raise _Stopped(reason)
 
     async def _follow(self, order: FrameOrder, first_by: float) -> Finish:
@@ -133,11 +135,19 @@ class Driver:
                     raise _Stopped(broken.reason)
                 case Broken():
                     pass
+                case Leave() as leave:
+                    if leave.attempt == attempt and not order.tokens:
+                        await self._leave()
                 case Enough():
                     await self._give_up()
                     return "stop"
                 case other:
                     assert_never(other)
+
+    async def _leave(self) -> None:
+        """Errors: _Stopped if it was still queued."""
+        if await handshake.take_back(self._wiring, self._placed.assigned):
+            raise _Stopped("rebalanced")
 
     async def _next(self, order: FrameOrder, first_by: float) -> Signal:
         now = asyncio.get_running_loop().time()
@@ -187,10 +197,10 @@ class Driver:
                 decider.RETRY_AFTER_S,
             )
 
-    async def _place_again(self) -> None:
+    async def _place_again(self, reason: RedirectReason) -> None:
         """Errors: Unserved when no worker comes in time."""
         wiring = self._wiring
-        if (attempt := self._placed.assigned.attempt) > 1:
+        if (attempt := self._placed.assigned.attempt) > 1 and reason != "rebalanced" and not self._rebalanced:
             await wiring.clock.sleep(PAUSE_S * attempt)
         try:
             async with asyncio.timeout(wiring.settings.no_worker_wait_s):
@@ -199,6 +209,9 @@ class Driver:
         except TimeoutError:
             raise Unserved("no-worker", "no worker can take the request now", decider.RETRY_AFTER_S) from None
         self._placed = placed
+        # It may have found a better place than the idle worker, and takes its turn there.
+        winner = placed.assigned.candidates[0]
+        self._rebalanced = reason == "rebalanced" and not winner.queue_us and not winner.delayed_jobs
         try:
             wiring.claims.hold(self._call.request, placed.assigned.attempt, self._call.prompt)
         except BufferFull as full:

@@ -67,6 +67,12 @@ class FrameOrder:
         return [Piece(tokens, logprobs, frame)]
 
 
+class Leave(NamedTuple):
+    """A worker has nothing to do: if an attempt still waits for another, it goes there."""
+
+    attempt: int
+
+
 class Broken(NamedTuple):
     """An attempt goes no further."""
 
@@ -78,7 +84,7 @@ class Enough(NamedTuple):
     """The client's stop string has come: no more tokens are needed."""
 
 
-Signal = TokenFrame | Broken | Enough
+Signal = TokenFrame | Broken | Enough | Leave
 
 
 class Inbox:

@@ -1,4 +1,5 @@
-"""The router's side of the hand-shake with an agent: give it an assignment, or tell it that one is no longer wanted."""
+"""The router's side of the hand-shake with an agent: give it an assignment, take one back, or tell it that one is no longer
+wanted."""
 
 from collections.abc import Mapping
 
@@ -13,6 +14,8 @@ from shared.contracts.commands import (
     Cancel,
     RefusalReason,
     Refused,
+    Release,
+    Released,
     decode_reply,
     encode_message,
 )
@@ -25,6 +28,7 @@ REDIRECT_REASON: Mapping[RefusalReason, RedirectReason] = {
     "stale-epoch": "stale-epoch",
     "unknown-worker": "unknown-worker",
     "full": "full",
+    "not-idle": "full",
 }
 """What a refusal is called in the record; any other is `aborted`."""
 
@@ -37,9 +41,9 @@ ABORT_REASON: Mapping[str, RedirectReason] = {
 """What it is called that the agent broke off, by the log or by a frame; any other `AbortReason` is `aborted`."""
 
 
-async def give(wiring: Wiring, call: Call, placed: Placed) -> RedirectReason | None:
+async def give(wiring: Wiring, call: Call, placed: Placed, *, rebalanced: bool = False) -> RedirectReason | None:
     """None when the agent has taken the assignment, else why it has not; "no-reply" if that is not known. Repeating it is
-    safe."""
+    safe. A `rebalanced` one is for an idle worker only."""
     assigned = placed.assigned
     command = Assign(
         request=call.request,
@@ -56,6 +60,7 @@ async def give(wiring: Wiring, call: Call, placed: Placed) -> RedirectReason | N
         service_us=assigned.service_us,
         fetch_from=assigned.fetch_from,
         fetch_blocks=assigned.fetch_blocks,
+        rebalanced=rebalanced,
         decision=placed.event.id,
         traceparent=call.order.traceparent,
     )
@@ -78,6 +83,19 @@ async def give(wiring: Wiring, call: Call, placed: Placed) -> RedirectReason | N
         case _:
             logger.warning("an answer to something else", kind=reply.kind)
             return "no-reply"
+
+
+async def take_back(wiring: Wiring, assigned: RequestAssigned) -> bool:
+    """Whether the agent has given a queued request back. If not, it has started or ended there, or the log will tell."""
+    logger = structlog.get_logger(component="handshake").bind(request=assigned.request, worker=assigned.worker)
+    command = Release(request=assigned.request, attempt=assigned.attempt)
+    subject = wiring.subjects.agent(node_of(assigned.worker))
+    try:
+        reply = decode_reply(await wiring.bus.request(subject, encode_message(command), wiring.settings.ack_timeout_s))
+    except (NoReply, ValidationError) as error:
+        logger.info("not given back", error=type(error).__name__)
+        return False
+    return isinstance(reply, Released) and reply.outcome == "released"
 
 
 async def give_up(wiring: Wiring, assigned: RequestAssigned) -> None:

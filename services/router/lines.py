@@ -71,6 +71,9 @@ class Line:
     def __iter__(self) -> Iterator[RequestId]:
         return (each.request for each in self._by_work)
 
+    def __reversed__(self) -> Iterator[RequestId]:
+        return (each.request for each in reversed(self._by_work))
+
     def add(self, request: RequestId, assignment: Assignment) -> None:
         """One more."""
         insort(self._by_work, _Waiting(assignment.service_us, assignment.since_ns, request))

@@ -34,8 +34,8 @@ FETCHES_MAX = 2
 """Fetches from one node at a time: more would share its link."""
 
 
-def weights(parameters: Parameters, load_ppm: int) -> Weights:
-    """What the policy in force multiplies by, at a load of the pool."""
+def weights(parameters: Parameters, load_ppm: int = 0) -> Weights:
+    """What the policy in force multiplies by, at a load of the pool if it asks for that."""
     if parameters.frozen or parameters.placement_policy == "least-work":
         return Weights("least-work", parameters.beta, parameters.lam)
     if parameters.placement_policy == "paper":
@@ -59,6 +59,7 @@ class Outlook(NamedTuple):
     coefficients: Coefficients
     parameters: Parameters
     weights: Weights
+    load_ppm: int
     spec: NodeRegistered
 
 

@@ -27,6 +27,8 @@ from shared.contracts.commands import (
     Claim,
     RefusalReason,
     Refused,
+    Release,
+    Released,
     Reply,
     SamplingSpec,
     TokenFrame,
@@ -168,6 +170,10 @@ class Agent:
         self.silent = False
         self.assigns: list[Assign] = []
         self.cancelled: list[tuple[str, int]] = []
+        self.released: list[tuple[str, int]] = []
+        self.silent_on_release = False
+        self.queued: dict[tuple[str, int], asyncio.Event] = {}
+        """Assignments that wait for their first step: set the event to let it begin."""
         self.claims: dict[tuple[str, int], list[int]] = {}
         self._jobs: set[asyncio.Task[None]] = set()
 
@@ -246,6 +252,16 @@ class Agent:
             case Cancel() as cancel:
                 self.cancelled.append((cancel.request, cancel.attempt))
                 return Accepted()
+            case Release() as release:
+                key = (release.request, release.attempt)
+                self.released.append(key)
+                if self.silent_on_release:
+                    return None
+                if self.queued.pop(key, None) is None:
+                    return Released(outcome="started")
+                assign = next(each for each in self.assigns if (each.request, each.attempt) == key)
+                self._jobs.add(asyncio.ensure_future(self.abort(assign, "released")))
+                return Released(outcome="released")
             case other:
                 raise AssertionError(f"a router does not say {other.kind}")
 
@@ -263,6 +279,14 @@ async def serve_some(agent: Agent, assign: Assign, count: int) -> None:
         finish = "length" if index + 1 == assign.max_new_tokens else None
         await agent.frame(assign, index, [token], finish=finish, queue_us=3, prefill_us=5)
         await asyncio.sleep(0)
+
+
+async def serve_when_told(agent: Agent, assign: Assign) -> None:
+    """Waits in the queue until its event is set; one that was released does nothing."""
+    begin = agent.queued[assign.request, assign.attempt] = asyncio.Event()
+    await begin.wait()
+    if agent.queued.pop((assign.request, assign.attempt), None) is not None:
+        await serve(agent, assign)
 
 
 @asynccontextmanager

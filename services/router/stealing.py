@@ -1,0 +1,111 @@
+"""Queued requests that should move to a worker with nothing to do. Pure.
+
+A router asks for its own requests only: `release` at the old worker, then a decision like any other, which may find a still
+better place. A move is worth it if by the prices of the policy the request is better off by more than the move itself takes,
+so GPU time and lost prefixes are paid for. Whoever is waited for least gains least, so of each of the longest lines only the
+last few are looked at. A request that has few attempts left stays where it is.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from heapq import nlargest
+from itertools import islice
+from typing import NamedTuple
+
+from services.router.decider import State, look_out
+from services.router.lines import Load
+from services.router.outlook import Outlook, forecast
+from services.router.placement import Pricing, Question, eligible, serving
+from shared.contracts.ids import RequestId, Source, WorkerId
+from shared.model.parameters import Parameters
+from shared.model.pool import Pool, Worker
+
+LINES_MAX = 16
+LAST_MAX = 4
+"""Lines that are looked at, and requests of each: a decision per idle worker must stay as cheap as a placement."""
+
+MOVE_US = 20_000
+"""A release, a record and another hand-shake, with room."""
+
+ATTEMPTS_LEFT_MIN = 2
+"""After a move: the idle worker may refuse, and who takes it then may die."""
+
+
+class Move(NamedTuple):
+    """Attempt `attempt` of a request should leave its queue; `gain_us` is by how much it is better off."""
+
+    request: RequestId
+    attempt: int
+    gain_us: int
+
+
+def steals(parameters: Parameters) -> bool:
+    """Under arrival order stealing does harm (measured: ADR 0026), and so it is a part of one policy."""
+    shortest_first = parameters.worker_order == "shortest-first"
+    return (
+        parameters.placement_policy == "vertumnus" and parameters.stealing and shortest_first and not parameters.frozen
+    )
+
+
+def idle_workers(state: State) -> list[Worker]:
+    """Those that may be given work and have none."""
+    loads = state.loads.of_worker
+    return [each for each in state.pool.workers.values() if each.id not in loads and state.pool.schedulable(each)]
+
+
+def best_move(state: State, source: Source, idle: Worker, now_ns: int, staying: Collection[RequestId]) -> Move | None:
+    """The request of router `source` that gains most by going to `idle`; None if nobody gains. Those in `staying` do not go."""
+    spec = serving(state.pool)
+    if spec is None or not steals(state.parameters):
+        return None
+    if idle.id in state.loads.of_worker or not state.pool.schedulable(idle):
+        return None
+    outlook = look_out(state, spec, now_ns)
+    moves = (
+        Move(request, state.loads.open[request].attempt, gain_us)
+        for load in nlargest(LINES_MAX, state.loads.of_worker.values(), key=lambda load: load.line.total_us)
+        for request in islice(_own(state, source, load, staying), LAST_MAX)
+        if (gain_us := _gain_us(state, outlook, request, load, idle, now_ns)) > 0
+    )
+    return max(moves, key=lambda move: (move.gain_us, move.request), default=None)
+
+
+def _own(state: State, source: Source, load: Load, staying: Collection[RequestId]) -> Iterator[RequestId]:
+    """This router's requests in a line, the last first."""
+    attempt_max = state.parameters.attempts_max - ATTEMPTS_LEFT_MIN
+    for request in reversed(load.line):
+        opened = state.loads.open[request]
+        if opened.source == source and opened.attempt <= attempt_max and request not in staying:
+            yield request
+
+
+def _gain_us(state: State, outlook: Outlook, request: RequestId, load: Load, idle: Worker, now_ns: int) -> int:
+    """What it costs where it is, with whom it delays there, less what it would cost at the idle worker."""
+    opened = state.loads.open[request]
+    here, old = opened.assignment, state.pool.workers.get(opened.worker or WorkerId(""))
+    assert here is not None, "who waits in a line has a reservation"
+    question = Question(here.prompt_tokens, state.holders.chains.get(request, ()), now_ns, opened.refused_by)
+    there_us = _service_there_us(state, outlook, question, idle)
+    if there_us is None or old is None:
+        return 0
+    ahead = load.ahead(here.service_us, now_ns)
+    wait_us = ahead.queue_us - here.service_us + ahead.jobs * here.service_us  # it is one of those ahead itself
+    here_us = _own_us(outlook, here.service_us, old.degree)
+    return wait_us + here_us - _own_us(outlook, there_us, idle.degree) - MOVE_US
+
+
+def _service_there_us(state: State, outlook: Outlook, question: Question, idle: Worker) -> int | None:
+    """How long the idle worker would take; None if it may not have the request."""
+    node = replace(state.pool.nodes[idle.node], workers=(idle,))
+    candidates, _ = eligible(Pool({node.id: node}, {idle.id: idle}), state.holders, state.loads, question)
+    if not candidates or idle.id in question.refused_by:
+        return None
+    [there] = forecast(outlook, question, candidates)
+    pricing = Pricing(outlook.coefficients, question.prompt_tokens, outlook.weights, idle.degree)
+    return pricing.service_us(idle.degree, there.cached_tokens, there.ratio_ppm, there.fetch_us)
+
+
+def _own_us(outlook: Outlook, service_us: int, degree: int) -> int:
+    """β·s + λ·C·s: what else belongs to a price is the same on both sides."""
+    by = outlook.weights
+    return round(by.beta * service_us) + round(by.lam * degree * service_us)
