@@ -12,8 +12,7 @@ Of what a worker offers (its own blocks, those in flight, those of a source) the
 known at all gets credit for nothing but a fetch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from services.router.in_flight import Coming
@@ -64,7 +63,8 @@ class Outlook(NamedTuple):
 
 
 def forecast(outlook: Outlook, question: Question, candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates with the best that each of them offers."""
+    """The candidates with the best that each of them offers. Many are idle and hold as much as others do, so that they
+    offer what one of their kind did."""
     parameters = outlook.parameters
     smallest = min((each.degree for each in candidates), default=1)
     pricing = Pricing(outlook.coefficients, question.prompt_tokens, outlook.weights, smallest)
@@ -74,17 +74,27 @@ def forecast(outlook: Outlook, question: Question, candidates: list[Candidate]) 
     sources = _sources(outlook, candidates) if parameters.prefix_fetch else []
     ordered = parameters.ordered_queue and parameters.worker_order == "shortest-first"
     best = []
+    idle: dict[Hashable, Candidate] = {}
     for each in candidates:
         if parameters.calibration and (ratio_ppm := outlook.calibration.ratio_ppm(each.worker)) != PPM:
-            each = replace(each, ratio_ppm=ratio_ppm)
+            each = each._replace(ratio_ppm=ratio_ppm)
         load = outlook.loads.of_worker.get(each.worker) if ordered else None
+        there = coming.get(each.worker)
+        alike: Hashable = None
+        if load is None and there is None:
+            alike = each[1:], _can_fetch(outlook, each.worker), bool(sources) and sources[0].worker == each.worker
+            if (twin := idle.get(alike)) is not None:
+                best.append(Candidate(each.worker, *twin[1:]))
+                continue
         offers = [_Offer(each)]
-        if (there := coming.get(each.worker)) is not None and each.trust != "blind":
+        if there is not None and each.trust != "blind":
             offers += _in_flight(outlook, question, each, there)
         if sources:
             offers += _fetched(outlook, each, sources)
         ways = [_in_line(offer, load, pricing, question) if load else offer.candidate for offer in offers]
         best.append(ways[0] if len(ways) == 1 else min(ways, key=lambda way: pricing.of(way).price_us))
+        if alike is not None:
+            idle[alike] = best[-1]
     return best
 
 
@@ -92,7 +102,7 @@ def _in_flight(outlook: Outlook, question: Question, each: Candidate, coming: Co
     """With what requests before this one will leave, behind the shortest of them that has not begun."""
     tokens = reusable_tokens(coming.blocks, outlook.spec.block_tokens, question.prompt_tokens)
     if tokens > each.cached_tokens:
-        more = replace(each, cached_tokens=tokens, in_flight_tokens=tokens - each.cached_tokens)
+        more = each._replace(cached_tokens=tokens, in_flight_tokens=tokens - each.cached_tokens)
         yield _Offer(more, min(_waits_us(outlook.loads, request) for request in coming.providers))
 
 
@@ -119,16 +129,20 @@ def _sources(outlook: Outlook, candidates: Iterable[Candidate]) -> list[Candidat
 
 def _fetched(outlook: Outlook, each: Candidate, sources: list[Candidate]) -> Iterator[_Offer]:
     """With the longest prefix of another worker, if it is longer than this one's own."""
-    spec = outlook.loads.specs.get(node_of(each.worker))
     source = sources[0] if sources[0].worker != each.worker else sources[1] if len(sources) > 1 else each
     tokens = source.cached_tokens - each.cached_tokens
-    if tokens > 0 and spec is not None and spec.fetches:
+    if tokens > 0 and _can_fetch(outlook, each.worker):
         read_bytes = tokens * outlook.spec.kv_bytes_per_token
         fetch_us = outlook.calibration.fetch_us(node_of(source.worker), read_bytes, outlook.parameters.fetch_mb_per_s)
-        longer = replace(
-            each, cached_tokens=source.cached_tokens, fetched_tokens=tokens, fetch_us=fetch_us, fetch_from=source.worker
+        longer = each._replace(
+            cached_tokens=source.cached_tokens, fetched_tokens=tokens, fetch_us=fetch_us, fetch_from=source.worker
         )
         yield _Offer(longer)
+
+
+def _can_fetch(outlook: Outlook, worker: WorkerId) -> bool:
+    spec = outlook.loads.specs.get(node_of(worker))
+    return spec is not None and spec.fetches
 
 
 def _in_line(offer: _Offer, load: Load, pricing: Pricing, question: Question) -> Candidate:
@@ -136,4 +150,4 @@ def _in_line(offer: _Offer, load: Load, pricing: Pricing, question: Question) ->
     each, behind_us = offer
     service_us = pricing.service_us(each.degree, each.cached_tokens, each.ratio_ppm, each.fetch_us)
     ahead = load.ahead(max(service_us, behind_us), question.now_ns)
-    return replace(each, queue_us=ahead.queue_us, delayed_jobs=ahead.jobs)
+    return each._replace(queue_us=ahead.queue_us, delayed_jobs=ahead.jobs)

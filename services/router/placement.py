@@ -23,8 +23,9 @@ from shared.model.blocks import reusable_tokens
 from shared.model.calibration import PPM
 from shared.model.cost import Coefficients
 from shared.model.holders import Holders
+from shared.model.lattice import DEGREES
 from shared.model.parameters import PlacementPolicy
-from shared.model.pool import Node, Pool, Worker
+from shared.model.pool import Node, Pool
 
 RUNNERS_UP = 4
 """Recorded candidates beyond the winner and the best of each degree."""
@@ -42,8 +43,7 @@ class Question:
     refused_by: Collection[WorkerId] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One eligible worker, before it has a price. Of the cached tokens some may be in flight there, or fetched first; the
     ratio is what the worker takes for what is predicted, in millionths."""
 
@@ -108,32 +108,35 @@ def eligible(
     """The workers that may take the request, and why each of the others may not."""
     excluded: dict[WorkerId, Exclusion] = {}
     spec = serving(pool)
-    able: list[tuple[Worker, int]] = []
+    able: list[Candidate] = []
+    of_worker, known, matched = loads.of_worker, holders.workers, holders.matched(question.chain)
+    block_tokens = spec.block_tokens if spec else 1
+    usable = reusable_tokens(len(question.chain), block_tokens, question.prompt_tokens) // block_tokens
     for node in pool.nodes.values():
         if (reason := _node_excluded(node, spec, question)) is not None:
             excluded.update((worker.id, reason) for worker in node.workers)
             continue
+        room = _room(node.spec)
+        is_adopted = set(node.adopted.values()) == {node.epoch}
         for worker in node.workers:
-            queue_us, hung = load.at(question.now_ns) if (load := loads.of_worker.get(worker.id)) else (0, False)
-            if (reason := "hung" if hung else _worker_excluded(node, worker, question)) is None:
-                able.append((worker, queue_us))
+            name, degree = worker.id, worker.group.degree
+            queue_us, hung = load.at(question.now_ns) if (load := of_worker.get(name)) is not None else (0, False)
+            if hung:
+                excluded[name] = "hung"
+            elif name in node.draining:
+                excluded[name] = "draining"
+            elif not is_adopted and not node.has_adopted(worker):
+                excluded[name] = "stale-epoch"
+            elif question.prompt_tokens > room[degree]:
+                excluded[name] = "full"
             else:
-                excluded[worker.id] = reason
-    fresh = [each for each in able if each[0].id not in question.refused_by]
-    if fresh:
-        excluded.update((worker.id, "refused") for worker, _ in able if worker.id in question.refused_by)
-    matched = holders.matched(question.chain)
-    block_tokens = spec.block_tokens if spec else 0
-    return [
-        Candidate(
-            worker.id,
-            worker.degree,
-            reusable_tokens(matched.get(worker.id, 0), block_tokens, question.prompt_tokens) if matched else 0,
-            queue_us,
-            holders.trust(worker.id),
-        )
-        for worker, queue_us in fresh or able
-    ], excluded
+                cached_tokens = min(matched.get(name, 0), usable) * block_tokens
+                trust = held.trust if (held := known.get(name)) is not None else "blind"
+                able.append(Candidate(name, degree, cached_tokens, queue_us, trust))
+    if question.refused_by and (fresh := [each for each in able if each.worker not in question.refused_by]):
+        excluded.update((each.worker, "refused") for each in able if each.worker in question.refused_by)
+        return fresh, excluded
+    return able, excluded
 
 
 def choose(
@@ -169,6 +172,7 @@ class Pricing:
         self._weights = weights
         self._smallest = smallest_degree
         self._predicted: dict[tuple[int, int], int] = {}
+        self._parts: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
 
     def service_us(self, degree: int, cached_tokens: int, ratio_ppm: int, fetch_us: int) -> int:
         """s: at least 1, for a reservation of nothing could not be told from none."""
@@ -180,15 +184,22 @@ class Pricing:
         return predicted + fetch_us if ratio_ppm == PPM else max(1, predicted * ratio_ppm // PPM) + fetch_us
 
     def of(self, each: Candidate) -> Price:
-        """J and its parts. The baseline of λ has the same ratio and fetch."""
-        service_us = self.service_us(each.degree, each.cached_tokens, each.ratio_ppm, each.fetch_us)
-        smallest_us = self.service_us(self._smallest, each.cached_tokens, each.ratio_ppm, each.fetch_us)
-        occupancy_us = round(self._weights.lam * (each.degree * service_us - self._smallest * smallest_us))
-        own_us = round(self._weights.beta * service_us) + occupancy_us
+        """J and its parts."""
+        key = each.degree, each.cached_tokens, each.ratio_ppm, each.fetch_us
+        if (parts := self._parts.get(key)) is None:
+            parts = self._parts[key] = self._own(*key)
+        service_us, occupancy_us, own_us = parts
         if self._weights.policy == "least-work":
             return Price(each.queue_us, service_us, each.worker, service_us, 0, own_us, each)
         price_us = each.queue_us + each.delayed_jobs * service_us + own_us
         return Price(price_us, each.queue_us, each.worker, service_us, occupancy_us, own_us, each)
+
+    def _own(self, degree: int, cached_tokens: int, ratio_ppm: int, fetch_us: int) -> tuple[int, int, int]:
+        """s, the price of extra GPUs, and J without queues. The baseline of λ has the same ratio and fetch."""
+        service_us = self.service_us(degree, cached_tokens, ratio_ppm, fetch_us)
+        smallest_us = self.service_us(self._smallest, cached_tokens, ratio_ppm, fetch_us)
+        occupancy_us = round(self._weights.lam * (degree * service_us - self._smallest * smallest_us))
+        return service_us, occupancy_us, round(self._weights.beta * service_us) + occupancy_us
 
 
 def _node_excluded(node: Node, spec: NodeRegistered | None, question: Question) -> Exclusion | None:
@@ -200,16 +211,11 @@ def _node_excluded(node: Node, spec: NodeRegistered | None, question: Question) 
     return "too-long" if question.prompt_tokens > node.spec.prompt_tokens_max else None
 
 
-def _worker_excluded(node: Node, worker: Worker, question: Question) -> Exclusion | None:
-    """Why this worker of an able node cannot take the request."""
-    if worker.id in node.draining:
-        return "draining"
-    if not node.has_adopted(worker):
-        return "stale-epoch"
-    assert node.spec is not None, "an able node is registered"
-    blocks = -(-question.prompt_tokens // node.spec.block_tokens)
-    ranks = worker.degree if node.spec.kv_layout == "cyclic" else 1
-    return "full" if blocks > node.spec.blocks_per_rank * ranks else None
+def _room(spec: NodeRegistered | None) -> dict[int, int]:
+    """The longest prompt whose blocks fit on a worker of each degree, in tokens."""
+    assert spec is not None, "an able node is registered"
+    rank_tokens = spec.blocks_per_rank * spec.block_tokens
+    return {degree: rank_tokens * (degree if spec.kv_layout == "cyclic" else 1) for degree in DEGREES}
 
 
 def _serves_the_same(one: NodeRegistered, other: NodeRegistered) -> bool:
@@ -227,8 +233,8 @@ def _reported(prices: list[Price], runners_up: int) -> list[Price]:
             best[each.of.degree] = each
     leaders = sorted(best.values())
     named = {each.worker for each in leaders}
-    others = (each for each in prices if each.worker not in named)
-    return leaders + nsmallest(runners_up, others)
+    next_ones = nsmallest(runners_up + len(leaders), prices)
+    return leaders + [each for each in next_ones if each.worker not in named][:runners_up]
 
 
 def _priced(price: Price) -> PricedCandidate:
