@@ -11,6 +11,7 @@ from cli.commands import (
     fit,
     ledger,
     operate,
+    params,
     profile,
     replay,
     simulate,
@@ -52,6 +53,7 @@ for command in (
     operate.thaw,
 ):
     app.command()(command)
+app.add_typer(params.app, name="params")
 app.add_typer(trace.app, name="trace")
 app.add_typer(events.app, name="events")
 app.add_typer(ledger.app, name="ledger")

@@ -28,53 +28,59 @@ def reconfigure(
         degrees = parse_composition(composition)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="COMPOSITION") from error
-    _ask("reconfigure", reason, by, node=node, composition=degrees)
+    ask("reconfigure", reason, by, node=node, composition=degrees)
 
 
 def drain(node: Node, reason: Reason = "", by: By = None) -> None:
     """Cordon a node, have what is queued there placed elsewhere, and let what runs end. `uncordon` takes it back."""
-    _ask("drain", reason, by, node=node)
+    ask("drain", reason, by, node=node)
 
 
 def pin(node: Node, reason: Reason = "", by: By = None) -> None:
     """Let no policy change this node's composition."""
-    _ask("pin", reason, by, node=node)
+    ask("pin", reason, by, node=node)
 
 
 def unpin(node: Node, reason: Reason = "", by: By = None) -> None:
     """Let policies change the node's composition again."""
-    _ask("unpin", reason, by, node=node)
+    ask("unpin", reason, by, node=node)
 
 
 def cordon(node: Node, reason: Reason = "", by: By = None) -> None:
     """Place nothing new on a node."""
-    _ask("cordon", reason, by, node=node)
+    ask("cordon", reason, by, node=node)
 
 
 def uncordon(node: Node, reason: Reason = "", by: By = None) -> None:
     """Place on the node again."""
-    _ask("uncordon", reason, by, node=node)
+    ask("uncordon", reason, by, node=node)
 
 
 def freeze(reason: Reason = "", by: By = None) -> None:
     """No reconfiguration and no replication, and placement by least work, until `thaw`."""
-    _ask("freeze", reason, by)
+    ask("freeze", reason, by)
 
 
 def thaw(reason: Reason = "", by: By = None) -> None:
     """End the freeze."""
-    _ask("thaw", reason, by)
+    ask("thaw", reason, by)
 
 
-def _ask(command: str, reason: str, by: str | None, **about: Any) -> None:
+def ask(command: str, reason: str, by: str | None, **about: Any) -> None:
+    """Have the controller do it, and print what it has recorded. Ends the command if it does not."""
+    body = {"asked_by": by or getpass.getuser(), "reason": reason, **about}
+    said = request("POST", command, body)
+    typer.echo(", ".join(said["events"]) or "that holds already")
+
+
+def request(method: str, command: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What the controller answers. Ends the command with its words if it refuses."""
     import httpx
 
     url, key = operator_access()
-    body = {"asked_by": by or getpass.getuser(), "reason": reason, **about}
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = httpx.post(
-            f"{url}/v1/operator/{command}", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=LIMIT_S
-        )
+        answer = httpx.request(method, f"{url}/v1/operator/{command}", json=body, headers=headers, timeout=LIMIT_S)
     except httpx.HTTPError as error:
         typer.echo(f"the controller at {url} does not answer: {error or type(error).__name__}", err=True)
         raise typer.Exit(EXIT_REFUSED) from error
@@ -82,4 +88,4 @@ def _ask(command: str, reason: str, by: str | None, **about: Any) -> None:
     if answer.is_error:
         typer.echo(f"{command}: {said.get('detail', answer.text[:200])}", err=True)
         raise typer.Exit(EXIT_REFUSED)
-    typer.echo(", ".join(said["events"]) or "that holds already")
+    return dict(said)

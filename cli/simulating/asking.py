@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import Any
 
+from cli.parameters import parse_changes
 from shared.contracts.ids import NodeId
 from shared.model import parameters as parameters_model
 from shared.model.lattice import Composition, parse_composition
@@ -38,12 +39,10 @@ def parse_nodes(texts: Sequence[str], gpus: int | None) -> tuple[Composition, ..
 
 def parse_parameters(texts: Sequence[str]) -> dict[str, Any]:
     """`lam=0` and the like. Errors: ValueError names the parameter and its limit."""
-    changes: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"--set {text}: write it as name=value")
-        changes[name] = value
+    try:
+        changes = parse_changes(texts)
+    except ValueError as error:
+        raise ValueError(f"--set {error}") from None
     valid = parameters_model.changed(Parameters(), changes)
     return {name: getattr(valid, name) for name in changes}
 

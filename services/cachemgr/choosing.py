@@ -109,6 +109,8 @@ class View:
 def copies(view: View, scan: int) -> list[Wish]:
     """The copies of scan `scan`, which names them."""
     limit = min(view.parameters.cache_operations_max, OPEN_MAX - len(view.operations.open))
+    if view.parameters.frozen:
+        return []
     match view.parameters.cache_policy:
         case "lru":
             return []
@@ -124,7 +126,7 @@ def copies(view: View, scan: int) -> list[Wish]:
 
 def reclamations(view: View, scan: int, chosen: Iterable[Wish]) -> list[Excess]:
     """The replicas to give up; none of a worker that a copy under way, or one of `chosen`, reads from."""
-    if view.parameters.cache_policy == "lru":
+    if view.parameters.cache_policy == "lru" or view.parameters.frozen:
         return []
     limit = min(view.parameters.cache_operations_max, OPEN_MAX - len(view.operations.reclaiming))
     paper = view.parameters.cache_policy == "paper"

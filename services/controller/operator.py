@@ -5,6 +5,7 @@
     POST /v1/operator/pin | unpin | drain    {"asked_by": …, "reason": …, "node": …}
     POST /v1/operator/reconfigure            {"asked_by": …, "reason": …, "node": …, "composition": [1, 1, 2, 4]}
     POST /v1/operator/parameters             {"asked_by": …, "reason": …, "changes": {name: value, …}}
+    GET  /v1/operator/parameters             every parameter and its value; a standby answers too
 
 200 says which events were stored: none if what was asked for holds already. 401 without the operator key, 404 for an unknown
 node, 409 says why a node cannot be reconfigured now, 413 and 422 name the field and its limit, 503 from a standby names the
@@ -71,9 +72,12 @@ def operator_api(state: State, leadership: Leadership, key: str | None) -> APIRo
     router = APIRouter(prefix="/v1/operator")
     waiting: set[asyncio.Task[Sequence[EventData]]] = set()
 
-    async def ask(request: Request, form: type[A]) -> A:
+    def identify(request: Request) -> None:
         if key is not None and not hmac.compare_digest(_bearer(request), key.encode()):
             raise HTTPException(401, "the operator key is needed as bearer token", {"WWW-Authenticate": "Bearer"})
+
+    async def ask(request: Request, form: type[A]) -> A:
+        identify(request)
         try:
             return form.model_validate_json(await _body(request))
         except ValidationError as error:
@@ -133,9 +137,14 @@ def operator_api(state: State, leadership: Leadership, key: str | None) -> APIRo
         return await answer(lambda: decider.reconfigure(state, asked.node, asked.composition, asked.asker))
 
     @router.post("/parameters")
-    async def parameters(request: Request) -> dict[str, list[str]]:
+    async def change_parameters(request: Request) -> dict[str, list[str]]:
         asked = await ask(request, ParametersAsk)
         return await answer(lambda: decider.change_parameters(state, asked.changes, asked.asker))
+
+    @router.get("/parameters")
+    async def parameters_now(request: Request) -> dict[str, Any]:
+        identify(request)
+        return state.parameters.model_dump()
 
     return router
 

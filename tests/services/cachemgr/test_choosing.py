@@ -13,6 +13,7 @@ from shared.contracts.events import (
     CacheReported,
     CacheScanCompleted,
     Cordoned,
+    Frozen,
     ParametersChanged,
     PricedCandidate,
     ReclamationFailed,
@@ -105,6 +106,16 @@ def test_nothing_is_asked_for_at_or_below_the_threshold_or_without_a_manager(sto
     assert len(copies(story)) == 1
     story.tell(changes("lru", 2))
     assert copies(story) == []
+
+
+def test_a_frozen_pool_copies_and_reclaims_nothing(story: CacheStory) -> None:
+    story.stores(ONE, "a")
+    story.stores(FOUR, "x")
+    for number in range(2):
+        misses(story, f"r{number}", "a", 4)
+    assert len(copies(story)) == len(reclaims(story)) == 1
+    story.tell(Frozen(asked_by="ann", reason=""))
+    assert [type(each) for each in scan(story.state)] == [CacheScanCompleted]
 
 
 def test_the_gain_per_copied_block_decides_who_is_first(story: CacheStory) -> None:
