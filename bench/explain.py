@@ -18,7 +18,7 @@ from uuid import UUID
 
 import asyncpg
 
-from bench.replay import life
+from bench.replay import life, pool
 from cli.embedded.postgres import EmbeddedPostgres
 from migrations.steps import upgrade
 from replay.explaining import explain
@@ -75,7 +75,7 @@ def main() -> None:
 
 async def measure(url: str, events: int, requests: int = REQUESTS, asked: int = ASKED) -> dict[str, Any]:
     """Times in milliseconds, connecting included; `scanned` names the questions that read a whole table."""
-    recorded = await write(url, life(requests, 1))
+    recorded = await write(url, life(pool(1), requests))
     await fill(url, recorded, events)
     chance, times = Random(1), list[float]()
     connection = await database.connect(url)

@@ -106,7 +106,8 @@ class Control:
     # --- facts
 
     def _hear(self, stored: Stored) -> None:
-        controller.evolve(self.state, stored)
+        if stored.data.CHANNEL is not Channel.CACHE:
+            controller.evolve(self.state, stored)
         if self.manager is not None:
             cachemgr.evolve(self.manager, stored)
         if stored.data.CHANNEL is Channel.CONTROL:

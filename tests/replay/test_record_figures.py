@@ -4,8 +4,8 @@ from bench import explain, replay
 
 
 def test_what_a_simulation_decides_comes_out_again() -> None:
-    told = replay.measure(replay.life(150, 2))
-    assert told["placements_that_differ"] == 0
+    told = replay.measure(replay.life(replay.pool(2), 150))
+    assert told["decisions_that_differ"] == 0
     assert told["verified_placements_per_s"] > 0
     assert told["events"] > 900
 
