@@ -6,7 +6,7 @@ its beginning. The pool and the parameters are those of the first arrival in the
 
 from collections import Counter
 from collections.abc import Callable
-from statistics import fmean, median, pstdev
+from statistics import fmean, pstdev
 from typing import NamedTuple
 
 from replay import history
@@ -80,6 +80,7 @@ class Run:
         self._assigned: dict[RequestId, RequestAssigned] = {}
         self._ends: list[tuple[RequestId, RequestAssigned | None, RequestCompleted | None]] = []
         self._ratios: dict[NodeId, list[float]] = {}
+        self._times_us: dict[NodeId, tuple[int, int]] = {}
         self._overheads_us: list[int] = []
         self._sources: Counter[Source] = Counter()
         self._busy_gpu_us = 0
@@ -144,7 +145,10 @@ class Run:
     def _measure(self, data: PrefillCompleted) -> None:
         worker = self._pool.workers.get(data.worker)
         if data.predicted_us:
-            self._ratios.setdefault(node_of(data.worker), []).append(data.prefill_us / data.predicted_us)
+            node = node_of(data.worker)
+            measured_us, predicted_us = self._times_us.get(node, (0, 0))
+            self._times_us[node] = measured_us + data.prefill_us, predicted_us + data.predicted_us
+            self._ratios.setdefault(node, []).append(data.prefill_us / data.predicted_us)
         if worker is not None:
             self._busy_gpu_us += worker.degree * data.prefill_us
 
@@ -177,7 +181,7 @@ class Run:
             if (other.block_tokens, other.blocks_per_rank) != (spec.block_tokens, spec.blocks_per_rank):
                 raise NoRun(f"nodes {spec.node} and {other.node} differ in the size or number of their KV blocks")
         chunk = spec.chunk_tokens
-        ratios = {node: median(found) for node, found in self._ratios.items()}
+        ratios = {node: measured_us / predicted_us for node, (measured_us, predicted_us) in self._times_us.items()}
         own = [ratio / ratios[node] for node, found in self._ratios.items() for ratio in found]
         named = dict(
             zip(begin.compositions, Setup(tuple(begin.compositions.values()), self._cost()).nodes, strict=True)
@@ -194,7 +198,7 @@ class Run:
             kv_bytes_per_token=spec.kv_bytes_per_token,
             noise_sd=min(1.0, pstdev(own)) if len(own) > 1 else 0.0,
             stragglers={named[node]: ratio for node, ratio in ratios.items() if node in named},
-            dispatch_s=median(self._overheads_us) / US_PER_S,
+            dispatch_s=fmean(self._overheads_us) / US_PER_S,
             routers=len(self._sources),
         )
 
