@@ -72,6 +72,7 @@ class Pool:
         self.drain_reply: Reply | None = Accepted()
         self.drains = self.reconciles = True
         self.beating = True
+        self.incarnation = 1
         self.cell = Cell()
 
     def _sealer(self, name: str) -> Sealer:
@@ -82,14 +83,15 @@ class Pool:
         self.events.append(stored.data)
 
     async def start(self, composition: tuple[int, ...] = (4, 4)) -> None:
-        agent = Projection(self.log, [SUBJECTS.all_events], None, self._witness)
+        await Projection(self.log, [SUBJECTS.all_events], None, self._witness).start()
+        agent = Projection(self.log, [SUBJECTS.all_events], None, lambda state, stored: None)
         await agent.start()
         self.agent = Outbox(agent, self._sealer("n0"), self.clock)
         await self.agent.start()
         await self.bus.subscribe(SUBJECTS.agent(N0), self._obey)
         self.composition = composition
         first = await self.lead("c1")
-        self.controller, self.leadership = first.controller, first.leadership
+        self.controller, self.leadership, self.leading = first
 
     async def lead(self, name: str) -> "Member":
         """One more controller; the first to come leads."""
@@ -139,11 +141,14 @@ class Pool:
             self.agent.record([drained])
         return encode_message(self.drain_reply) if self.drain_reply else None
 
-    async def live(self, seconds: int, incarnation: int = 1) -> None:
+    async def live(self, seconds: int, incarnation: int | None = None) -> None:
         """Time passes, with a heartbeat each second."""
-        load = NodeLoad(node=N0, incarnation=incarnation, epoch=1, queued={}, running={}, used_blocks=0, free_blocks=0)
         for _ in range(seconds):
             if self.beating:
+                number = incarnation or self.incarnation
+                load = NodeLoad(
+                    node=N0, incarnation=number, epoch=1, queued={}, running={}, used_blocks=0, free_blocks=0
+                )
                 await self.bus.publish(SUBJECTS.load(N0), encode_message(load))
             await self.clock.advance(1)
 
