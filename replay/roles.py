@@ -11,7 +11,7 @@ from replay.beginnings import Beginning
 from replay.leaders import Role
 from services.cachemgr import decider as cachemgr
 from services.controller import decider as controller
-from services.controller import epochs, reconfiguring, saga
+from services.controller import epochs, forecasting, reconfiguring, replaying, saga
 from services.controller.capacity import Capacity
 from services.controller.decider import Asker, Incarnation
 from shared.contracts.envelope import Channel, EventData, Stored
@@ -24,6 +24,7 @@ from shared.contracts.events import (
     DrainStarted,
     EpochAborted,
     EpochCommitted,
+    ForecastMade,
     Frozen,
     LeadershipTaken,
     NodeDeclaredLost,
@@ -62,6 +63,8 @@ def _control(state: controller.State, stored: Stored) -> Decisions:
             return controller.lose_routers(state, [Source(data.source)])
         case EpochCommitted() | EpochAborted() | DrainStarted() as data:
             return _epoch(state, stored, data)
+        case ForecastMade() as data:
+            return _forecast(state, data, data.scores_ppm)
         case ReconfigurationPlanned() | ReconfigurationAdvised() as data if data.window is not None:
             return _policy(state, data)
         case _:
@@ -95,6 +98,22 @@ def _policy(state: controller.State, data: ReconfigurationPlanned | Reconfigurat
     if state.windows.k != data.window:
         return []
     return reconfiguring.decide(state, lambda degree: Capacity(data.capacities_us.get(degree, 0)))
+
+
+def _forecast(state: controller.State, data: ForecastMade, scores_ppm: tuple[int, ...]) -> Decisions:
+    """The same question; the answer as recorded, or asked for anew."""
+    if state.windows.k != data.window:
+        return []
+    asked = forecasting.ask(state, Coefficients.model_validate(data.coefficients))
+    return forecasting.made(state, asked, scores_ppm) if asked else []
+
+
+def _control_deep(state: controller.State, stored: Stored) -> Decisions:
+    """The same, with every forecast replayed: half a second for each."""
+    if not isinstance(stored.data, ForecastMade):
+        return _control(state, stored)
+    asked = forecasting.ask(state, Coefficients.model_validate(stored.data.coefficients))
+    return _forecast(state, stored.data, replaying.scores_ppm(asked.question)) if asked else []
 
 
 def _plan_of_operator(state: controller.State, data: ReconfigurationPlanned) -> Decisions:
@@ -180,18 +199,24 @@ def _deciding(derive: Any, *types: type[EventData]) -> dict[type[EventData], Any
     return dict.fromkeys(types, derive)
 
 
-CONTROLLER = Role(
-    Channel.CONTROL,
-    frozenset({Channel.CONTROL, Channel.CACHE_CONTROL, Channel.WORKERS, Channel.REQUESTS}),
-    lambda _: controller.initial(),
-    controller.evolve,
-    _deciding(
-        _control, LeadershipTaken, WindowClosed, NodeDeclaredLost, RouterLost, EpochCommitted, EpochAborted, DrainStarted,
-        ReconfigurationPlanned, ReconfigurationAdvised, Frozen, Thawed, Cordoned, Uncordoned, CompositionPinned,
-        CompositionUnpinned, ParametersChanged,
-    ),
+CONTROL_DECISIONS = (
+    LeadershipTaken, WindowClosed, NodeDeclaredLost, RouterLost, EpochCommitted, EpochAborted, DrainStarted, ForecastMade,
+    ReconfigurationPlanned, ReconfigurationAdvised, Frozen, Thawed, Cordoned, Uncordoned, CompositionPinned,
+    CompositionUnpinned, ParametersChanged,
 )  # fmt: skip
 """`NodeDeclaredLost` and `RouterLost` are decided by it, whatever file their classes are in."""
+
+
+def controller_role(*, deep: bool = False) -> Role:
+    """`deep`: forecasts are replayed, instead of taken as they were answered."""
+    return Role(
+        Channel.CONTROL,
+        frozenset({Channel.CONTROL, Channel.CACHE_CONTROL, Channel.WORKERS, Channel.REQUESTS}),
+        lambda _: controller.initial(),
+        controller.evolve,
+        _deciding(_control_deep if deep else _control, *CONTROL_DECISIONS),
+    )
+
 
 CACHE_MANAGER = Role(
     Channel.CACHE_CONTROL,

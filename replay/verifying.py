@@ -15,7 +15,7 @@ from replay.beginnings import Past, Registration
 from replay.findings import RECORDED_INPUTS, Findings, Place
 from replay.leaders import Leaders
 from replay.pool_routers import UNSAID, Routers
-from replay.roles import CACHE_MANAGER, CONTROLLER
+from replay.roles import CACHE_MANAGER, controller_role
 from replay.routers import Decided, from_recorded_inputs
 from services.ledger import database, reading
 from shared.contracts.envelope import Stored
@@ -90,7 +90,7 @@ class LogVerifier:
         controllers = [each for each in begun if each.kind == LeadershipTaken.TYPE]
         managers = [each for each in begun if each.kind == CacheLeadershipTaken.TYPE]
         self._leaders = (
-            Leaders(CONTROLLER, controllers, self.past, log, findings),
+            Leaders(controller_role(deep=deep), controllers, self.past, log, findings),
             Leaders(CACHE_MANAGER, managers, self.past, log, findings),
         )
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from services.controller import activity as activity_model
+from services.controller import arrivals as arrivals_model
 from services.controller import saga as saga_model
 from services.controller import windows as windows_model
 from services.controller.activity import Activity
+from services.controller.arrivals import Arrivals
 from services.controller.saga import Move, Sagas
 from services.controller.windows import Windows
 from shared.contracts.envelope import EventData, Stored
@@ -21,6 +23,7 @@ from shared.contracts.events import (
     CompositionUnpinned,
     Cordoned,
     EpochAborted,
+    ForecastMade,
     Frozen,
     LeadershipTaken,
     NodeDeclaredLost,
@@ -54,6 +57,13 @@ OPERATOR = "operator"
 """The policy of a plan that a person asked for."""
 
 
+class Promised(NamedTuple):
+    """The last window after which a forecast moved nodes, and its mean TTFT."""
+
+    k: int
+    ttft_us: int | None
+
+
 @dataclass(slots=True)
 class State:
     """What the log says, up to `seen_seq`. `routers` are the processes that have registered and are not lost. `decided_k` is
@@ -64,6 +74,9 @@ class State:
     windows: Windows = field(default_factory=Windows)
     sagas: Sagas = field(default_factory=Sagas)
     activity: Activity = field(default_factory=Activity)
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    forecast: ForecastMade | None = None
+    promised: Promised | None = None
     keepsake: Keepsake = field(default_factory=Keepsake)
     routers: dict[Source, RouterId] = field(default_factory=dict)
     decided_k: int = 0
@@ -98,6 +111,7 @@ def evolve(state: State, stored: Stored) -> None:
     saga_model.evolve(state.sagas, stored, state.pool)
     windows_model.evolve(state.windows, stored, state.parameters)
     activity_model.evolve(state.activity, stored)
+    arrivals_model.evolve(state.arrivals, stored)
     keepsake_model.evolve(state.keepsake, stored)
     state.parameters = parameters_model.evolve(state.parameters, stored)
     state.seen_seq = max(state.seen_seq, stored.stream_seq)
@@ -110,6 +124,10 @@ def evolve(state: State, stored: Stored) -> None:
             state.routers.pop(Source(data.source), None)
         case ReconfigurationPlanned() | ReconfigurationAdvised() as data if data.window is not None:
             state.decided_k = data.window
+            if data.forecast_gain is not None and state.windows.last is not None:
+                state.promised = Promised(data.window, state.windows.last.mean_ttft_us)
+        case ForecastMade() as data:
+            state.forecast = data
         case EpochAborted() as data:
             state.aborted_k[data.node] = state.windows.k
         case _:

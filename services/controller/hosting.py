@@ -6,12 +6,14 @@ from typing import NamedTuple
 from services.controller import decider
 from services.controller.decider import State
 from services.controller.epochs import Configured
+from services.controller.forecaster import Forecasts, Scorer
 from services.controller.keeper import Keeper
 from services.controller.metrics import Metrics
 from services.controller.settings import ControllerSettings
 from services.controller.shell import Controller, Epochs
 from shared.contracts.envelope import Channel
 from shared.model.capacity import load_capacities
+from shared.model.cost import load_coefficients
 from shared.runtime.fence import Fence
 from shared.runtime.leadership import Leadership
 from shared.runtime.projection import Projection
@@ -28,8 +30,8 @@ class Hosted(NamedTuple):
     failures: Sequence[Awaitable[Exception]]
 
 
-async def host(settings: ControllerSettings, runtime: Runtime) -> Hosted:
-    """Fold the log, seek the lease, decide while it is held. Errors: those of `Projection.start`."""
+async def host(settings: ControllerSettings, runtime: Runtime, scorer: Scorer) -> Hosted:
+    """Fold the log, seek the lease, decide while it is held. `scorer` answers forecasts. Errors: those of `Projection.start`."""
     subjects, clock, state = runtime.subjects, runtime.clock, decider.initial()
     heard = [subjects.control, subjects.cache_control, *map(subjects.channel, (Channel.WORKERS, Channel.REQUESTS))]
     projection = Projection(runtime.log, heard, state, decider.evolve, runtime.keepsake)
@@ -45,7 +47,8 @@ async def host(settings: ControllerSettings, runtime: Runtime) -> Hosted:
     configured = Configured(settings.composition, settings.compositions)
     first_epochs = Epochs(configured, settings.capacity_share, load_capacities(settings.coefficients))
     metrics = Metrics(runtime.metrics)
-    controller = Controller(state, leadership, runtime.bus, subjects, clock, first_epochs, metrics)
+    forecasts = Forecasts(scorer, load_coefficients(settings.coefficients))
+    controller = Controller(state, leadership, runtime.bus, subjects, clock, first_epochs, metrics, forecasts)
     watch_log(runtime.metrics, clock, projection)
     projection.listen(controller.folded)
     await projection.start()

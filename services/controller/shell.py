@@ -10,11 +10,13 @@ from typing import NamedTuple
 import structlog
 from pydantic import ValidationError
 
-from services.controller import decider, epochs, reconfiguring
+from services.controller import decider, epochs, forecasting, reconfiguring
 from services.controller.capacity import Capacity, capacity
 from services.controller.decider import Incarnation, State
 from services.controller.driving import SagaDriver
 from services.controller.epochs import Configured, Wanted
+from services.controller.forecaster import Forecasts
+from services.controller.forecasting import Asked
 from services.controller.liveness import Liveness
 from services.controller.metrics import Metrics
 from shared.contracts.commands import (
@@ -76,6 +78,7 @@ class Controller:
         clock: Clock,
         first_epochs: Epochs,
         metrics: Metrics,
+        forecasts: Forecasts,
     ) -> None:
         self.state = state
         self.leadership = leadership
@@ -84,6 +87,7 @@ class Controller:
         self._clock = clock
         self._first_epochs = first_epochs
         self._metrics = metrics
+        self._forecasts = forecasts
         self._ticked_ns = clock.monotonic_ns()
         self._nodes: Liveness[Incarnation] = Liveness(self._ticked_ns)
         self._routers: Liveness[Source] = Liveness(self._ticked_ns)
@@ -163,9 +167,17 @@ class Controller:
         )
         if any(isinstance(each, WindowClosed) for each in decided):
             await self._decide(lambda: reconfiguring.decide(self.state, self._capacity))
+            if (asked := forecasting.ask(self.state, self._forecasts.coefficients)) is not None:
+                tasks.create_task(self._forecast(asked), name="forecast")
         self._driver.wake()
         for each in epochs.wanted(self.state, self._first_epochs.configured, self._refused):
             self._consider(each, now_ns, tasks)
+
+    async def _forecast(self, asked: Asked) -> None:
+        """Have it answered, record the answer, do what it calls for. No answer is no move: the next window asks again."""
+        scores_ppm = await self._forecasts.scorer.scores_ppm(asked.question)
+        if scores_ppm and await self._decide(lambda: forecasting.made(self.state, asked, scores_ppm)):
+            await self._decide(lambda: reconfiguring.decide(self.state, self._capacity))
 
     async def _decide(self, decide: Decide, origin: Origin = NO_ORIGIN) -> Sequence[EventData]:
         """What was stored."""

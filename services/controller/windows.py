@@ -51,6 +51,7 @@ class Tally(NamedTuple):
     long_requests: int = 0
     long_prompt_tokens: int = 0
     completed: int = 0
+    ttft_us: int = 0
     slo_tokens: int = 0
     met_tokens: int = 0
     prefilled_tokens: int = 0
@@ -145,6 +146,7 @@ def close(windows: Windows, pool: Pool, parameters: Parameters, to_seq: int, len
         capacity_us=_capacity_us(windows, pool, length_us),
         attainment=total.met_tokens / total.slo_tokens if total.slo_tokens else None,
         hit_rate=total.reused_tokens / total.prefilled_tokens if total.prefilled_tokens else None,
+        mean_ttft_us=total.ttft_us // total.completed if total.completed else None,
     )
     return signals.marked(window, windows.trend, parameters)
 
@@ -176,9 +178,9 @@ def _first_attempt(data: RequestAssigned, long_tokens: int) -> Tally:
 def _completion(data: RequestCompleted, asked: Asked | None) -> Tally:
     """A request whose `request-received` the log no longer has counts as completed and says nothing about SLOs."""
     if asked is None or not asked.slo_us:
-        return Tally(completed=1)
+        return Tally(completed=1, ttft_us=data.ttft_us)
     met = asked.prompt_tokens if data.ttft_us <= asked.slo_us else 0
-    return Tally(completed=1, slo_tokens=asked.prompt_tokens, met_tokens=met)
+    return Tally(completed=1, ttft_us=data.ttft_us, slo_tokens=asked.prompt_tokens, met_tokens=met)
 
 
 def capacity_us(windows: Windows, worker: Worker, length_us: int) -> int:

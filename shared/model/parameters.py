@@ -65,8 +65,9 @@ class Parameters(BaseModel):
     theta_intra: float = Field(default=2.0, ge=0.001, description="θ_intra, accesses per copy that ask for another")
     theta_reclaim: float = Field(default=0.3, ge=0.001, description="θ_reclaim, accesses per copy too few to keep it")
 
-    reconfiguration_policy: Literal["off", "paper"] = Field(
-        default="paper", description="who changes compositions: nobody but operators, or the paper's thresholds"
+    reconfiguration_policy: Literal["off", "paper", "forecast"] = Field(
+        default="paper",
+        description="who changes compositions: only operators, the paper's thresholds, or replays of what has just arrived",
     )
     reconfiguration_advisory: bool = Field(
         default=False, description="record what the policy would do, and do nothing of it"
@@ -88,6 +89,9 @@ class Parameters(BaseModel):
         gt=0,
         le=1,
         description="change of that share since the last commit that asks for a step; .10 fits the share of tokens",
+    )
+    forecast_gain: float = Field(
+        default=0.03, ge=0, le=1, description="how much less mean TTFT a forecast must promise for a move"
     )
 
     cache_operations_max: int = Field(default=16, ge=1, le=32, description="of each kind and scan")

@@ -19,6 +19,7 @@ from services.worker.settings import WorkerSettings
 from shared.contracts.ids import NodeId
 from simulation.faults.process import Process
 from simulation.faults.scenario import Shape
+from simulation.scoring import InlineScorer
 
 POOL = "main"
 BLOCK_TOKENS = 16
@@ -74,7 +75,7 @@ async def _router(process: Process) -> Service:
 async def _controller(process: Process, shape: Shape) -> Service:
     compositions = {NodeId(node): each for node, each in zip(shape.nodes, shape.compositions, strict=True)}
     settings = ControllerSettings(pool=POOL, compositions=compositions)
-    hosted = await controller.host(settings, process.runtime(settings))
+    hosted = await controller.host(settings, process.runtime(settings), InlineScorer())
     return Service(hosted, hosted.failures, hosted.controller.stop)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from services.cachemgr import decider as cachemgr
 from services.controller import decider as controller
-from services.controller import epochs, reconfiguring, saga
+from services.controller import epochs, forecasting, reconfiguring, replaying, saga
 from services.controller.capacity import Capacity, capacity
 from services.controller.epochs import Configured
 from shared.contracts.commands import Adopt, Drain
@@ -69,10 +69,17 @@ class Control:
         if closed := controller.close_window(self.state, self._agenda.now_ns):
             self._say(closed)
             self._say(reconfiguring.decide(self.state, self._capacity))
+            self._forecast()
         for each in tuple(self.state.sagas.open.values()):
             self._say(saga.advance(each, self.state.parameters, self._capacity, self._agenda.now_ns))
             if each.plan.node in self.state.sagas.open:
                 self._order(saga.orders(each, self.state.parameters, self.state.term), each.plan.node)
+
+    def _forecast(self) -> None:
+        """What the controller has a process of its own for: here the answer takes no time."""
+        if (asked := forecasting.ask(self.state, self._setup.coefficients)) is not None:
+            self._say(forecasting.made(self.state, asked, replaying.scores_ppm(asked.question)))
+            self._say(reconfiguring.decide(self.state, self._capacity))
 
     def _tick_manager(self) -> None:
         assert self.manager is not None, "only a manager that is there ticks"

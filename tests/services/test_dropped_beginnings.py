@@ -16,6 +16,7 @@ from shared.contracts.events import (
     DrainCompleted,
     DrainStarted,
     EpochAborted,
+    ForecastMade,
     Frozen,
     KvHandedOff,
     LeadershipTaken,
@@ -156,7 +157,10 @@ def decisions(story: Story) -> None:
     advice = ReconfigurationAdvised(
         node=N0, policy="p", reason="r", old_composition=(8,), new_composition=(4, 4), window=1
     )
-    story.tell(advice)
+    forecast = ForecastMade(
+        window=1, arrivals=1, replayed=1, stretch_us=1, pools=({8: 1},), moves=(0,), scores_ppm=(1,), coefficients={}
+    )
+    story.tell(advice, forecast)
     coefficients = load_coefficients("qwen3_30b_a3b_h20").model_dump()
     story.tell(CalibrationUpdated(coefficients=coefficients, samples=1, error_before=1, error_after=0))
     counts = {"inter_candidates": 0, "intra_candidates": 0, "reclaim_candidates": 0}

@@ -51,6 +51,7 @@ class WindowClosed(EventData):
     persistence: dict[str, int] = Field(default_factory=dict)
     recent_demand: tuple[int, ...] = ()
     long_reference: tuple[float, float] | None = None
+    mean_ttft_us: int | None = None
 
 
 class CommittedWorker(BaseModel):
@@ -119,6 +120,26 @@ class ReconfigurationAdvised(EventData):
     forecast_gain: float | None = None
     window: int
     capacities_us: dict[int, int] = Field(default_factory=dict)
+
+
+@event("forecast-made", channel=Channel.CONTROL, senders=("controller",))
+class ForecastMade(EventData):
+    """What replays of recent arrivals promise for each pool within reach, as of a window's end.
+
+    `pools` are counts of workers by degree, the pool as it was first, `moves` how many nodes each is away, `scores_ppm` its
+    mean TTFT over the best pool's. `replayed` of `arrivals` were sampled from the last `stretch_us`. `realised_gain` is by how
+    much the mean TTFT fell from the window before the last moves to the one now closed, whatever else has changed.
+    """
+
+    window: int = Field(ge=1)
+    arrivals: int
+    replayed: int
+    stretch_us: int
+    pools: tuple[dict[int, int], ...]
+    moves: tuple[int, ...]
+    scores_ppm: tuple[int, ...]
+    coefficients: dict[str, float | str]
+    realised_gain: float | None = None
 
 
 @event("drain-started", channel=Channel.CONTROL, senders=("controller",))

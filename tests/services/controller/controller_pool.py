@@ -7,7 +7,10 @@ from prometheus_client import CollectorRegistry
 
 from services.controller import decider
 from services.controller.epochs import Configured
+from services.controller.forecast import Question
+from services.controller.forecaster import Forecasts
 from services.controller.metrics import Metrics
+from services.controller.replaying import scores_ppm
 from services.controller.shell import Controller, Epochs
 from shared.contracts.commands import Accepted, Adopt, Drain, NodeLoad, Reply, decode_command, encode_message
 from shared.contracts.envelope import EventData, Stored
@@ -15,6 +18,7 @@ from shared.contracts.events import DrainCompleted, PlacementReconciled, Reconfi
 from shared.contracts.ids import NodeId, Source
 from shared.contracts.subjects import Subjects
 from shared.model.capacity import Capacities
+from shared.model.cost import load_coefficients
 from shared.runtime.appending import Identity, Sealer
 from shared.runtime.clock import Ids
 from shared.runtime.fence import Fence
@@ -112,6 +116,7 @@ class Pool:
             self.clock,
             Epochs(Configured(self.composition, {}), 0.5, Capacities(version="p-1", capacity_shares={8: 1.25})),
             Metrics(self.registry if name == "c1" else CollectorRegistry()),
+            Forecasts(self, load_coefficients("qwen3_30b_a3b_h20")),
         )
         projection.listen(controller.folded)
         await projection.start()
@@ -119,6 +124,11 @@ class Pool:
         await controller.start()
         await self.clock.advance(0)
         return Member(controller, leadership, projection)
+
+    async def scores_ppm(self, question: Question) -> tuple[int, ...]:
+        """A forecast's answer takes half a second."""
+        await self.clock.sleep(0.5)
+        return scores_ppm(question)
 
     async def _obey(self, _subject: str, payload: bytes) -> bytes | None:
         command = decode_command(payload)

@@ -61,6 +61,7 @@ def test_a_window_by_hand() -> None:
         persistence={"underload": 1},
         recent_demand=(400_000,),
         long_reference=(1 / 3, 40_000 / 82_768),
+        mean_ttft_us=16 * SECOND_US // 3,
     )
 
 
