@@ -31,7 +31,7 @@ class Hosted(NamedTuple):
 
 
 async def host(settings: ControllerSettings, runtime: Runtime, scorer: Scorer) -> Hosted:
-    """Fold the log, seek the lease, decide while it is held. `scorer` answers forecasts. Errors: those of `Projection.start`."""
+    """Fold the log, seek the lease, decide while it is held; `scorer` answers forecasts. Errors: as `Projection.start`."""
     subjects, clock, state = runtime.subjects, runtime.clock, decider.initial()
     heard = [subjects.control, subjects.cache_control, *map(subjects.channel, (Channel.WORKERS, Channel.REQUESTS))]
     projection = Projection(runtime.log, heard, state, decider.evolve, runtime.keepsake)
