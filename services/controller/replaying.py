@@ -39,7 +39,7 @@ def scores_ppm(question: Question) -> tuple[int, ...]:
 
 class _Lanes:
     """`until_LW` is when each worker is done with what runs; `waiting_LWK` and `came_LWK` are service and arrival of what
-    waits there, `FOREVER` where nothing does."""
+    waits there, `FOREVER` where nothing does; the lowest of `key_LWK` is served next, and no two keys are equal."""
 
     def __init__(self, question: Question) -> None:
         self._question = question
@@ -53,6 +53,7 @@ class _Lanes:
         self._until_LW = np.zeros(self._degrees_LW.shape, dtype=np.int64)
         self._waiting_LWK = np.full((*self._degrees_LW.shape, WAITING_MAX), FOREVER)
         self._came_LWK = np.full_like(self._waiting_LWK, FOREVER)
+        self._key_LWK = np.full_like(self._waiting_LWK, FOREVER)
         self._backlog_LW = np.zeros_like(self._until_LW)
         self._total_L = np.zeros(len(pools), dtype=np.int64)
         self._cold_us = 0
@@ -62,14 +63,14 @@ class _Lanes:
         arrivals = self._question.arrivals
         warm = arrivals[len(arrivals) // WARM_SHARE :]
         self._cold_us = warm[0].time_us if warm else 0
-        for each in arrivals:
+        for number, each in enumerate(arrivals):
             now_L = each.time_us * 100 // self._rate_L
             self._serve(now_L)
-            self._place(each, now_L)
+            self._place(number, each, now_L)
         self._serve(np.full(len(self._lanes), FOREVER // 2))
         return self._total_L
 
-    def _place(self, each: Replayed, now_L: Ints) -> None:
+    def _place(self, number: int, each: Replayed, now_L: Ints) -> None:
         question = self._question
         of_degree = np.zeros(int(self._degrees_LW.max()) + 1, dtype=np.int64)
         for degree in np.unique(self._degrees_LW[self._present_LW]):
@@ -86,6 +87,8 @@ class _Lanes:
         taken = self._lanes[~full_L], chosen_L[~full_L]
         self._waiting_LWK[(*taken, slot_L[~full_L])] = service_LW[taken]
         self._came_LWK[(*taken, slot_L[~full_L])] = now_L[~full_L]
+        first_LW = service_LW * len(question.arrivals) if question.shortest_first else np.zeros_like(service_LW)
+        self._key_LWK[(*taken, slot_L[~full_L])] = first_LW[taken] + number
         self._backlog_LW[taken] += service_LW[taken]
         if each.time_us >= self._cold_us:
             self._total_L[full_L] += (queue_LW[at] + service_LW[at])[full_L]
@@ -98,13 +101,12 @@ class _Lanes:
             lanes, workers = np.nonzero((self._until_LW <= now_L[:, None]) & (self._backlog_LW > 0))
             if not len(lanes):
                 return
-            order = self._waiting_LWK if self._question.shortest_first else self._came_LWK
-            slots = order[lanes, workers].argmin(axis=1)
+            slots = self._key_LWK[lanes, workers].argmin(axis=1)
             at = lanes, workers, slots
             service, came = self._waiting_LWK[at], self._came_LWK[at]
             done = np.maximum(self._until_LW[lanes, workers], came) + service
             self._until_LW[lanes, workers] = done
             self._backlog_LW[lanes, workers] -= service
-            self._waiting_LWK[at] = self._came_LWK[at] = FOREVER
+            self._waiting_LWK[at] = self._came_LWK[at] = self._key_LWK[at] = FOREVER
             counts = came >= cold_L[lanes]
             np.add.at(self._total_L, lanes[counts], (done - came)[counts])

@@ -22,13 +22,13 @@ class Worker:
     degree: int
     until_us: int = 0
     waiting: list[tuple[int, int]] = field(default_factory=list)
-    """(arrival, service) of each."""
+    """(arrival, service) of each, in order of arrival."""
 
     def serve(self, now_us: int, shortest_first: bool) -> list[tuple[int, int]]:
         """(arrival, TTFT) of what has begun before now."""
         begun = []
         while self.waiting and self.until_us <= now_us:
-            came_us, service_us = min(self.waiting, key=lambda each: each[::-1] if shortest_first else each)
+            came_us, service_us = min(self.waiting, key=lambda each: each[1] if shortest_first else 0)
             self.waiting.remove((came_us, service_us))
             self.until_us = max(self.until_us, came_us) + service_us
             begun.append((came_us, self.until_us - came_us))
