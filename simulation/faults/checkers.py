@@ -8,13 +8,19 @@ from shared.contracts.codec import decode_at
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
     CacheLeadershipTaken,
+    DrainCompleted,
+    EpochAborted,
     EpochCommitted,
     LeadershipTaken,
     NodeDeclaredLost,
     NodeLost,
     NodeRegistered,
+    PrefillAborted,
+    PrefillCompleted,
+    PrefillStarted,
+    RequestAssigned,
 )
-from shared.contracts.ids import NodeId, worker_id
+from shared.contracts.ids import NodeId, RequestId, WorkerId, node_of, worker_id
 from shared.model.lattice import groups_of
 
 
@@ -34,6 +40,9 @@ class LogChecker:
         self._terms: dict[type[Any], int] = {}
         self._nodes: dict[NodeId, NodeRegistered] = {}
         self._alive: set[NodeId] = set()
+        self._assigned: dict[tuple[RequestId, int], WorkerId] = {}
+        self._drained: set[WorkerId] = set()
+        self._told: set[tuple[str, RequestId, int, int]] = set()
 
     @property
     def open_requests(self) -> int:
@@ -52,6 +61,7 @@ class LogChecker:
         self._requests.fold(event, incomplete=False)
         self._epochs.fold(event, incomplete=False)
         self._check(stored)
+        self._check_work(stored)
 
     def _check(self, stored: Stored) -> None:
         match stored.data:
@@ -74,6 +84,34 @@ class LogChecker:
                 self._check_composition(data)
             case _:
                 pass
+
+    def _check_work(self, stored: Stored) -> None:
+        """Work begins where it was assigned, after that was stored, and never at a worker that has been drained."""
+        match stored.data:
+            case RequestAssigned() as data:
+                self._assigned[data.request, data.attempt] = data.worker
+            case PrefillStarted() as data:
+                assigned = self._assigned.get((data.request, data.attempt))
+                if assigned != data.worker:
+                    self._violated(f"{data.request}/{data.attempt} begins at {data.worker}; it was given to {assigned}")
+                if data.worker in self._drained:
+                    self._violated(f"{data.request}/{data.attempt} begins at {data.worker}, which was drained")
+                self._check_once("begins", data)
+            case PrefillCompleted() | PrefillAborted() as data:
+                self._check_once("ends", data)
+            case DrainCompleted() as data:
+                self._drained.update(data.workers)
+            case EpochAborted() | NodeLost() | NodeDeclaredLost() as data:
+                self._drained = {each for each in self._drained if node_of(each) != data.node}
+            case _:
+                pass
+
+    def _check_once(self, what: str, data: PrefillStarted | PrefillCompleted | PrefillAborted) -> None:
+        """A life of a node begins and ends each assignment once."""
+        key = what, data.request, data.attempt, self._nodes[node_of(data.worker)].incarnation
+        if key in self._told:
+            self._violated(f"{data.request}/{data.attempt} {what} twice at {data.worker}")
+        self._told.add(key)
 
     def _check_composition(self, data: EpochCommitted) -> None:
         """One composition at a time, and its workers cover every rank of the node once."""

@@ -14,7 +14,7 @@ from shared.runtime.ports import Handler, NoReply
 from simulation.faults.network import Link
 
 REPEATED_AFTER_S_MAX = 2.0
-"""How long after the first the repetition of a message may come."""
+"""How long after the first the repetition of a message may come; most come soon."""
 
 DISORDER_S_MAX = 0.2
 """How far a message may be overtaken."""
@@ -99,7 +99,8 @@ class DistantBus:
             due_s = self._last_due_s[to] = max(due_s, self._last_due_s.get(to, 0.0) + APART_S)
         loop.call_at(due_s, arrive, context=to.context)
         if link.happens("repetition"):
-            loop.call_at(due_s + link.chance.uniform(0, REPEATED_AFTER_S_MAX), arrive, context=to.context)
+            after_s = REPEATED_AFTER_S_MAX * link.chance.random() ** 3
+            loop.call_at(due_s + after_s, arrive, context=to.context)
 
     def hear(self, subject: str, payload: bytes) -> None:
         """A message has come."""

@@ -73,6 +73,7 @@ class Process:
         self.clock = ProcessClock(self.link, skew_ns)
         self.engine_clock = ProcessClock(self.link, skew_ns)
         self.log = DistantLog(outside.log, self.link)
+        self.metrics = CollectorRegistry()
         self.died = asyncio.Event()
         self._outside = outside
         self._tasks: list[asyncio.Task[Any]] = []
@@ -90,7 +91,7 @@ class Process:
             bulk=DistantBus(outside.exchange, link, clock),
             subjects=outside.subjects,
             source=self.source,
-            metrics=CollectorRegistry(),
+            metrics=self.metrics,
             lease=lambda role: CellLease(DistantCell(outside.cell(role), link), self.source, clock),
         )
 

@@ -8,6 +8,7 @@ from shared.contracts.events import ENDS, RouterLost
 from shared.model.holders import Holders, in_doubt
 from simulation.faults.checkers import Violation
 from simulation.faults.clients import Client, Outcome
+from simulation.faults.place import Place
 from simulation.faults.replaying import check_decisions, check_folds
 from simulation.faults.scene import Scene
 
@@ -83,6 +84,7 @@ def check_rest(scene: Scene) -> None:
         loads = hosted.state.loads
         if loads.open or loads.of_worker or loads.output_tokens:
             raise Violation(f"{place.name}: reservations are left: {loads.of_worker}, {loads.output_tokens}")
+        _check_gauges(place, "vertumnus_router_open_requests", "vertumnus_router_held_prompt_bytes")
         _check_holders(scene, place.name, hosted.state.holders)
     for place, manager in scene.hosted(cachemgr.Hosted):
         _check_holders(scene, place.name, manager.state.holders)
@@ -90,6 +92,14 @@ def check_rest(scene: Scene) -> None:
     check_folds(scene)
     if scene.record.checkpoint != scene.checker.events[-1].stream_seq:
         raise Violation(f"the ledger has {scene.record.checkpoint} events of {len(scene.checker.events)}")
+
+
+def _check_gauges(place: Place, *names: str) -> None:
+    """What operators see of it is 0."""
+    assert place.process is not None, "a hosted service has a process"
+    for name in names:
+        if value := place.process.metrics.get_sample_value(name):
+            raise Violation(f"{place.name}: {name} is {value:g} at rest")
 
 
 def check_probes(probes: list[Client]) -> None:

@@ -25,6 +25,9 @@ STRENGTHS: dict[FaultKind, tuple[float, float]] = {
 }
 """Chances, seconds or a factor: what `Fault.strength` means by kind, from weak to strong."""
 
+FAULT_S_MEAN, FAULT_S_MAX = 4.0, 15.0
+"""How long a fault lasts: the limits that services wait for are 1 to 10 s."""
+
 FAULTS_FROM_S = 2.0
 """A pool comes up undisturbed in most scenarios, or little would ever run."""
 
@@ -92,14 +95,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`heals_at_s` is when every fault has ended. `checks_every` is after how many instants all states check themselves."""
+    """`checks_every` is after how many instants all states check themselves."""
 
     seed: int
     shape: Shape
     requests: tuple[Request, ...]
     asks: tuple[Ask, ...]
     faults: tuple[Fault, ...]
-    heals_at_s: float
     checks_every: int = 40
 
     def only(
@@ -132,16 +134,16 @@ def draw(seed: int) -> Scenario:
     shape = _shape(chance)
     lasts_s = chance.uniform(6, 14)
     small = seed % 10 == 0
-    requests = sorted(_request(chance, lasts_s) for _ in range(chance.randint(2, 5 if small else 18)))
+    bursts = [chance.uniform(1, lasts_s) for _ in range(3)]
+    requests = sorted(_request(chance, bursts, lasts_s) for _ in range(chance.randint(2, 5 if small else 20)))
     asks = sorted(_ask(chance, shape, lasts_s) for _ in range(chance.choice((0, 0, 1, 2, 4))))
-    faults = sorted(_fault(chance, shape, lasts_s) for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4, 6))))
+    faults = sorted(_fault(chance, shape, lasts_s) for _ in range(chance.choice((0, 1, 2, 2, 3, 4, 6, 8))))
     return Scenario(
         seed=seed,
         shape=shape,
         requests=tuple(requests),
         asks=tuple(asks),
         faults=tuple(faults),
-        heals_at_s=lasts_s,
         checks_every=1 if small else 40,
     )
 
@@ -160,7 +162,9 @@ def _shape(chance: Random) -> Shape:
     )
 
 
-def _request(chance: Random, lasts_s: float) -> Request:
+def _request(chance: Random, bursts: list[float], lasts_s: float) -> Request:
+    """At any time, or in one of the bursts."""
+    at_s = chance.uniform(0.5, lasts_s) if chance.random() < 0.4 else chance.choice(bursts) + chance.uniform(0, 0.3)
     ends: dict[str, Any] = {}
     match chance.choice(("all", "all", "all", "all", "leaves", "enough", "patience")):
         case "leaves":
@@ -170,7 +174,7 @@ def _request(chance: Random, lasts_s: float) -> Request:
         case "patience":
             ends["patience_s"] = chance.uniform(0.05, 3)
     return Request(
-        at_s=round(chance.uniform(0.5, lasts_s), 3),
+        at_s=round(at_s, 3),
         documents=tuple(chance.randint(0, 2) for _ in range(chance.randint(0, 3))),
         tail_tokens=chance.randint(1, 90),
         max_tokens=chance.choice((1, 2, 8, 20, 40)),
@@ -194,7 +198,6 @@ def _ask(chance: Random, shape: Shape, lasts_s: float) -> Ask:
 def _fault(chance: Random, shape: Shape, lasts_s: float) -> Fault:
     kind: FaultKind = chance.choice(("kill", "kill", "cut", "cut", "stop", "unacknowledged", *get_args(FaultKind)))
     at_s = chance.uniform(FAULTS_FROM_S if chance.random() < 0.9 else 0.0, lasts_s)
-    left_s = lasts_s - at_s
     workers = [role for role in shape.roles if role.startswith("worker-")]
     if kind in ("straggler", "engine-death"):
         target = chance.choice(workers)
@@ -203,4 +206,5 @@ def _fault(chance: Random, shape: Shape, lasts_s: float) -> Fault:
     else:
         target = ""
     strength = chance.uniform(*STRENGTHS[kind]) if kind in STRENGTHS else 0.0
-    return Fault(round(at_s, 3), kind, target, round(min(left_s, chance.expovariate(1 / 3)), 3), round(strength, 3))
+    lasts_s = min(FAULT_S_MAX, chance.expovariate(1 / FAULT_S_MEAN))
+    return Fault(round(at_s, 3), kind, target, round(lasts_s, 3), round(strength, 3))

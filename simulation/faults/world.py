@@ -6,6 +6,7 @@ from functools import partial
 from hashlib import blake2b
 from itertools import count
 from random import Random
+from traceback import extract_tb
 from typing import Any
 
 from services.router import hosting as router
@@ -97,7 +98,7 @@ class World:
             try:
                 check_states(self.scene)
             except AssertionError as broken:
-                self.violated(f"{broken}")
+                self.violated(f"{str(broken) or extract_tb(broken.__traceback__)[-1].line}")
 
     # --- the story
 

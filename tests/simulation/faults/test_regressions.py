@@ -22,7 +22,6 @@ REGRESSIONS = {
         requests=(Request(2.0, (0,), 20, 8, 0.0, leaves_after=0),),
         asks=(),
         faults=(),
-        heals_at_s=4.0,
     ),
     "a scan stored right behind its leader's first event, in a batch of its own, was taken for one decided before it": Scenario(
         seed=50,
@@ -30,7 +29,6 @@ REGRESSIONS = {
         requests=(Request(6.642, (0, 1), 32, 20, 0.07, sampled=True),),
         asks=(Ask(9.611, "reconfigure", 1, 0.485892),),
         faults=(Fault(7.267, "cut", "cachemgr-a", 1.003),),
-        heals_at_s=11.0,
     ),
 }
 
