@@ -15,11 +15,12 @@ from services.cachemgr import choosing, reclamation, trie
 from services.controller import decider as controller
 from services.controller import windows
 from services.router import decider as router
-from services.router import lines, loads, placement
+from services.router import in_flight, lines, loads, outlook, placement, rate
 from shared.contracts.envelope import Stored
 from shared.contracts.events import NodeLost, RequestAssigned, RequestReceived, RouterRegistered
 from shared.contracts.ids import NodeId
 from shared.model import holders as holders_model
+from shared.model.calibration import Calibration
 from shared.model.cost import Coefficients
 from shared.model.holders import Holders
 from tests.replay.lagging_world import World
@@ -227,6 +228,36 @@ FAULTS: dict[str, tuple[Any, str, Wrap]] = {
         lambda real: lambda old, changes: real(old, changes).model_copy(update={"version": old.version + 2}),
     ),
 }
+
+
+FAULTS_OF_OURS: dict[str, tuple[Any, str, Wrap]] = {
+    "the load is nobody's": (rate.Rate, "load_ppm", lambda real: lambda self, now_ns, workers: 0),
+    "what is in flight is not seen": (in_flight.InFlight, "matches", lambda real: lambda self, chain: {}),
+    "a worker is priced as slower than it is": (Calibration, "ratio_ppm", lambda real: lambda self, worker: 1_100_000),
+    "whoever is delayed costs nothing": (
+        lines.Load,
+        "ahead",
+        lambda real: lambda self, service_us, now_ns: real(self, service_us, now_ns)._replace(jobs=0),
+    ),
+    "a fetch takes no time": (Calibration, "fetch_us", lambda real: lambda self, source, size, rate: 0),
+    "a source serves any number": (outlook, "FETCHES_MAX", lambda real: 1_000),
+    "a second's wait is long": (lines, "WAIT_NS_MAX", lambda real: 10**9),
+    "second attempts are new work": (
+        rate.Rate,
+        "fold",
+        lambda real: lambda self, data: real(self, data.model_copy(update={"attempt": 1})),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_OURS)
+def test_a_fault_planted_in_what_is_ours_is_found(fault: str) -> None:
+    where, name, wrap = FAULTS_OF_OURS[fault]
+    world = World(2, policy="vertumnus")
+    with pytest.MonkeyPatch.context() as planted:
+        planted.setattr(where, name, wrap(getattr(where, name)))
+        world.run(400)
+    assert verified(world.log).differences
 
 
 @pytest.mark.parametrize("fault", FAULTS)
