@@ -1,4 +1,4 @@
-"""What `vertumnus` adds to the paper's rule: how a request would really fare at each worker (measured in ADR 0026).
+"""What `vertumnus` adds to the paper's rule: how a request would really fare at each worker (ADR 0021).
 
 1.  β = 1 / (1 - ρ), the price of a delay to whoever comes next, with ρ the load of the last ten seconds, up to 10.
 2.  Blocks that a worker will have computed for a request before this one are reusable there; the request then comes after that

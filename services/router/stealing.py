@@ -40,7 +40,7 @@ class Move(NamedTuple):
 
 
 def steals(parameters: Parameters) -> bool:
-    """Under arrival order stealing does harm (measured: ADR 0026), and so it is a part of one policy."""
+    """Under arrival order stealing does harm (ADR 0021), and so it is a part of one policy."""
     shortest_first = parameters.worker_order == "shortest-first"
     return (
         parameters.placement_policy == "vertumnus" and parameters.stealing and shortest_first and not parameters.frozen
