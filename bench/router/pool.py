@@ -17,7 +17,7 @@ from shared.contracts.events import (
     ParametersChanged,
 )
 from shared.contracts.ids import BlockId, NodeId, RequestId, Source, TenantId, WorkerId, worker_id
-from shared.model.blocks import block_chain
+from shared.model.blocks import Tokens, block_chain
 from shared.model.cost import load_coefficients
 from shared.model.lattice import groups_of
 from shared.runtime.clock import Ids, SystemClock
@@ -30,17 +30,17 @@ PROMPT_TOKENS = 65_536
 KEY = b"k" * 32
 
 
-def prompt(chance: random.Random, tokens: int = PROMPT_TOKENS) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
+def prompt(chance: random.Random, tokens: int = PROMPT_TOKENS) -> Tokens:
     """Token ids of no meaning."""
     return np.frombuffer(chance.randbytes(4 * tokens), dtype=np.uint32) % 50_000
 
 
-def chain_of(tokens: "np.ndarray[tuple[int], np.dtype[np.uint32]]", block_tokens: int) -> tuple[BlockId, ...]:
+def chain_of(tokens: Tokens, block_tokens: int) -> tuple[BlockId, ...]:
     return tuple(block_chain(tokens, block_tokens, KEY))
 
 
 class BenchPool:
-    """A router's folded state of `workers` workers; `assigned` requests wait at them, one each in turn."""
+    """A router's folded state of `workers` workers; `load` lets requests wait at them."""
 
     def __init__(self, workers: int, block_tokens: int, policy: str) -> None:
         self.block_tokens = block_tokens

@@ -71,17 +71,19 @@ class PrefixIndex(Generic[H]):
         """How many leading blocks of `chain` each holder has; those that have none are left out."""
         depths: dict[H, int] = {}
         run = self._root.children.get(chain[0]) if chain else None
-        while run is not None:
-            end = run.first + len(run.blocks)
-            if end > len(chain) or chain[end - 1] != run.blocks[-1]:
-                reached = self._parted(run, chain)
-                if min(run.ends.values()) >= reached:
-                    depths.update(dict.fromkeys(run.ends, reached))
-                else:
-                    depths.update({holder: has if has < reached else reached for holder, has in run.ends.items()})
-                break
+        if run is None:
+            return depths
+        length = len(chain)
+        while (end := run.first + len(run.blocks)) < length and (below := run.children.get(chain[end])) is not None:
             depths.update(run.ends)
-            run = run.children.get(chain[end]) if end < len(chain) else None
+            run = below
+        reached = self._parted(run, chain)
+        if reached == end:
+            depths.update(run.ends)
+        elif min(run.ends.values()) >= reached:
+            depths.update(dict.fromkeys(run.ends, reached))
+        else:
+            depths.update({holder: has if has < reached else reached for holder, has in run.ends.items()})
         return depths
 
     def holds(self, holder: H, block: BlockId) -> bool:
