@@ -13,7 +13,7 @@ from services.router.bodies import Bodies
 from services.router.calls import NotReceived, Unserved
 from services.router.dispatch import Dispatcher
 from services.router.offers import Offer, offered
-from services.router.openai import BadRequest
+from services.router.openai import BadRequest, as_sent
 from services.router.placements import Placements
 from services.router.prompts import Context, Prompts
 from services.router.refusals import Refusals
@@ -90,7 +90,7 @@ class Entrance:
 
 
 def unknown_model(name: str) -> BadRequest:
-    return BadRequest(f"the model {name[:128]!r} is not served here", "model", "model_not_found", status=404)
+    return BadRequest(f"the model {as_sent(name)} is not served here", "model", "model_not_found", status=404)
 
 
 def json_response(

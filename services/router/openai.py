@@ -5,6 +5,7 @@ Fields that change nothing at their neutral value (`n: 1`, `frequency_penalty: 0
 any other, because common clients always send them.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
@@ -33,6 +34,17 @@ class BadRequest(Exception):
         self.param, self.code, self.status = param, code, status
 
 
+SHOWN_CHARS_MAX = 128
+
+
+def as_sent(value: Any) -> str:
+    """A value of a request in a message about it: as JSON, which is what its sender wrote, and not the whole of a long one."""
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}…"
+
+
 class Neutral(NamedTuple):
     """Takes one value, and None."""
 
@@ -41,7 +53,7 @@ class Neutral(NamedTuple):
     def __call__(self, given: Any) -> Any:
         is_value = given == self.value and isinstance(given, bool) == isinstance(self.value, bool)
         if given is not None and not is_value:
-            raise ValueError(f"only {self.value!r} is supported, got {str(given)[:40]!r}")
+            raise ValueError(f"only {as_sent(self.value)} is supported, got {as_sent(given)}")
         return given
 
 
@@ -53,7 +65,7 @@ def _content(given: Any) -> Any:
     for part in given:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f"content parts of type 'text' are supported, got {str(kind)[:40]!r}")
+            raise ValueError(f'content parts of type "text" are supported, got {as_sent(kind)}')
         texts.append(part["text"])
     return "".join(texts)
 

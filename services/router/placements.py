@@ -21,7 +21,7 @@ from services.router.calls import NotReceived, Slot
 from services.router.decider import Arrival
 from services.router.dispatch import Dispatcher, rejection
 from services.router.metrics import RouterMetrics
-from services.router.openai import BadRequest
+from services.router.openai import BadRequest, as_sent
 from services.router.settings import RouterSettings
 from services.router.wiring import Placed
 from shared.contracts.codec import BadEvent
@@ -99,7 +99,7 @@ class Placements:
         """Errors: BadRequest (404) if it has ended, or was another router's."""
         if (found := self._open.get(request)) is None:
             raise BadRequest(
-                f"no placement {request[:64]!r} is open at this router", "id", "placement_not_found", status=404
+                f"no placement {as_sent(request)} is open at this router", "id", "placement_not_found", status=404
             )
         return found.placed
 

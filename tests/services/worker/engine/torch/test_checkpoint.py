@@ -136,6 +136,11 @@ def test_the_rank_that_is_furthest_behind_says_how_far_the_start_is() -> None:
             load.note(1, Loading("b", read_bytes * 10**7, 10**10))
     assert load.text == "45 % of 10.0 GB of weights are read; rank 1 is at b"
     assert [each["percent"] for each in logs] == [10, 45]
+    small = Load(1)
+    with capture_logs() as logs:
+        for percent in range(0, 101, 10):
+            small.note(0, Loading("a", percent * 10**6, 10**8))
+    assert [each["percent"] for each in logs] == [100], "a model that is read in a second is no news before"
 
 
 async def test_a_start_that_gets_no_further_says_where_it_stopped(tiny_qwen3: Path, zygote: Zygote) -> None:
