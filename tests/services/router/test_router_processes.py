@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -297,8 +298,15 @@ class TestPlacements:
         ids = [7, 5, 3] * 20
         raw = np.asarray(ids, dtype="<u4").tobytes()
         async with witness(nats) as seen, httpx.AsyncClient(base_url=pool.api) as http:
-            await http.post("/completions", json={"model": MODEL, "prompt": ids, "max_tokens": 1})
-            await eventually(lambda: seen.all(BlocksStored))
+            answer = await http.post("/completions", json={"model": MODEL, "prompt": ids, "max_tokens": 1})
+            request = answer.json()["id"].removeprefix("cmpl-")
+
+            def stored_seq() -> int:
+                found = (each for each in seen.events if isinstance(each.data, BlocksStored))
+                return next((each.stream_seq for each in found if each.data.request == request), 0)
+
+            await eventually(stored_seq)
+            await eventually(lambda: seen_seq(pool) >= stored_seq())
             answer = await http.post("/placements", content=raw, headers={"content-type": "application/octet-stream"})
             told = answer.raise_for_status().json()
             assert (told["cached_tokens"], told["uncached_tokens"]) == (48, 12)
@@ -312,11 +320,15 @@ class TestPlacements:
 class TestRecord:
     async def test_a_client_that_leaves_cancels(self, nats: EmbeddedNats, pool: RouterPool) -> None:
         async with witness(nats) as seen, AsyncOpenAI(base_url=pool.api, api_key="none", max_retries=0) as client:
-            stream = await client.chat.completions.create(**ask("leave", max_tokens=3_000), stream=True)
-            async for _ in stream:
-                break
-            await stream.response.aclose()
-            await eventually(lambda: seen.all(RequestCancelled))
+            for _ in range(20):  # an answer takes a second: on a busy machine it may be over before its reader has gone
+                stream = await client.chat.completions.create(**ask("leave", max_tokens=3_000), stream=True)
+                async for _ in stream:
+                    break
+                await stream.response.aclose()
+                await eventually(lambda: open_requests(seen) == 0)
+                if seen.all(RequestCancelled):
+                    break
+            assert seen.all(RequestCancelled)
             await eventually(lambda: "vertumnus_router_open_requests 0.0" in metrics(pool))
 
     async def test_a_client_that_leaves_before_the_first_token_cancels(
@@ -363,6 +375,11 @@ def open_requests(seen: Any) -> int:
 
 def refusals(seen: Any, since: int) -> list[RequestsRefused]:
     return [each.data for each in seen.events[since:] if isinstance(each.data, RequestsRefused)]
+
+
+def seen_seq(pool: RouterPool) -> float:
+    """How far the router has folded the log."""
+    return float(re.findall(r"^vertumnus_seen_seq (\S+)$", metrics(pool), re.MULTILINE)[0])
 
 
 def metrics(pool: RouterPool) -> str:
