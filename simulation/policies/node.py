@@ -13,9 +13,10 @@ from services.worker.admission import refuse_assign
 from services.worker.decider import Geometry
 from services.worker.engine.kv_pool import KvPool
 from services.worker.engine.protocol import RankAdopted
+from services.worker.job import Stage
 from shared.contracts.commands import Adopt, Assign, Drain, Refused
 from shared.contracts.envelope import EventData, Stored
-from shared.contracts.ids import NodeId, Source
+from shared.contracts.ids import NodeId, RequestId, Source
 from simulation.policies.agenda import Agenda
 from simulation.policies.journal import Journal
 from simulation.policies.setup import Setup
@@ -63,6 +64,12 @@ class Node:
             self.state.desk.accept(assign, self._agenda.now_ns)
             self.steps.begin(assign.worker)
         return refused
+
+    def release(self, request: RequestId, attempt: int) -> None:
+        """Give a queued request back; one that has begun stays."""
+        job = self.state.desk.find(request, attempt)
+        if job is not None and job.stage is Stage.QUEUED:
+            self.steps.abort(job, "released")
 
     def drain(self, order: Drain) -> Refused | None:
         """Give back what is queued at the retiring workers; `drain-completed` follows when every step has ended."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from services.router import decider
+from services.router import decider, stealing
 from services.router.decider import Arrival, Moment
 from services.router.handshake import ABORT_REASON, REDIRECT_REASON
 from services.worker.decider import Prefilled
@@ -145,14 +145,14 @@ class Routers:
                 self._close(arrival.request, None)
         return True
 
-    def _give(self, assigned: RequestAssigned) -> None:
+    def _give(self, assigned: RequestAssigned, *, rebalanced: bool = False) -> None:
         self._assigned[assigned.request] = assigned
         if self._setup.dispatch_s:
-            self._agenda.after(self._setup.dispatch_s, partial(self._given, assigned))
+            self._agenda.after(self._setup.dispatch_s, partial(self._given, assigned, rebalanced))
         else:
-            self._given(assigned)
+            self._given(assigned, rebalanced)
 
-    def _given(self, assigned: RequestAssigned) -> None:
+    def _given(self, assigned: RequestAssigned, rebalanced: bool) -> None:
         router, asked, _, block_ids = self._open[assigned.request]
         assign = Assign(
             request=assigned.request,
@@ -168,6 +168,7 @@ class Routers:
             service_us=assigned.service_us,
             fetch_from=assigned.fetch_from,
             fetch_blocks=assigned.fetch_blocks,
+            rebalanced=rebalanced,
         )
         match self._nodes[node_of(assigned.worker)].assign(assign):
             case Refused() as refused:
@@ -196,9 +197,11 @@ class Routers:
         self._journal.say(router.source, decider.end(router.view.look(), completed))
         self._close(request, completed)
         self._serve_held()
+        self._rebalance()
 
     def _aborted(self, job: Job, reason: AbortReason) -> None:
-        self._redirect(self._assigned[job.assign.request], ABORT_REASON.get(reason, "aborted"))
+        why: RedirectReason = "rebalanced" if reason == "released" else ABORT_REASON.get(reason, "aborted")
+        self._redirect(self._assigned[job.assign.request], why)
 
     def _redirect(self, assigned: RequestAssigned, reason: RedirectReason) -> None:
         request = assigned.request
@@ -207,17 +210,32 @@ class Routers:
         self._journal.say(router.source, facts)
         if any(isinstance(fact, RequestFailed) for fact in facts):
             self._close(request, None)
-        elif facts and not self._place_again(request):
+        elif facts and not self._place_again(request, reason):
             self._wait(request, partial(self._place_again, request), decide_last=partial(self._fail, request))
 
-    def _place_again(self, request: RequestId) -> bool:
+    def _place_again(self, request: RequestId, reason: RedirectReason | None = None) -> bool:
         router = self._open[request].router
         facts = router.deciding.assign_again(router.view.look(), request, 0, self._moment(router))
         self._journal.say(router.source, facts)
         for fact in facts:
             if isinstance(fact, RequestAssigned):
-                self._give(fact)
+                # It may have found a better place than the idle worker, and takes its turn there.
+                winner = fact.candidates[0]
+                idle = not winner.queue_us and not winner.delayed_jobs
+                self._give(fact, rebalanced=reason == "rebalanced" and idle)
         return bool(facts)
+
+    def _rebalance(self) -> None:
+        """Each router looks whether one of its queued requests is better off at a worker that has nothing to do."""
+        for router in self.routers:
+            state = router.view.look()
+            if not stealing.steals(state.parameters):
+                return
+            for worker in stealing.idle_workers(state):
+                move = stealing.best_move(state, router.source, worker, self._agenda.now_ns, ())
+                if move is not None:
+                    assigned = self._assigned[move.request]
+                    self._nodes[node_of(assigned.worker)].release(move.request, move.attempt)
 
     def _fail(self, request: RequestId) -> None:
         router = self._open[request].router

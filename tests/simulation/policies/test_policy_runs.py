@@ -140,6 +140,18 @@ def test_nothing_is_left_behind(fields: dict[str, object]) -> None:
     assert 0 < figures.hit_rate < 1
 
 
+def test_queued_requests_move_to_idle_workers() -> None:
+    def redirects(stealing: bool) -> int:
+        parameters = {"placement_policy": "vertumnus", "stealing": stealing}
+        simulation = Simulation(pool(parameters=parameters, noise_sd=0.3))
+        figures = simulation.run(traffic(120, 30))
+        simulation.check()
+        assert (figures.ttft.requests, figures.unserved) == (120, 0)
+        return figures.redirects
+
+    assert redirects(stealing=True) > 0 == redirects(stealing=False)
+
+
 def test_a_request_that_fits_nowhere_is_counted() -> None:
     small = pool(blocks_per_rank=10)
     figures = simulate(small, [asked(0, 500), asked(1, 50_000)])
