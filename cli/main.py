@@ -12,6 +12,7 @@ from cli.commands import (
     ledger,
     operate,
     params,
+    plan,
     profile,
     replay,
     simulate,
@@ -40,6 +41,7 @@ app.command("verify")(verify.verify)
 app.command("profile")(profile.profile)
 app.command("fit")(fit.fit)
 app.command("capacity")(capacity.capacity)
+app.command("plan")(plan.plan)
 app.command("what-if")(what_if.what_if)
 app.command("simulate")(simulate.simulate)
 for command in (
