@@ -37,7 +37,9 @@ class Control:
         self._journal = journal
         self._nodes = nodes
         self.state = controller.initial()
-        self.manager = cachemgr.initial(setup.coefficients) if setup.cache_manager else None
+        adapts = {**FIXED, **setup.parameters}["reconfiguration_policy"] != "off"
+        # A switch is committed when the cache manager has told what the new workers start with.
+        self.manager = cachemgr.initial(setup.coefficients) if setup.cache_manager or adapts else None
         self._copies = Copies(setup, agenda, nodes)
         self._scan_after_ns = 0
         journal.listen(self._hear)
