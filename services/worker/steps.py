@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -11,7 +12,6 @@ from services.worker.claims import Claims
 from services.worker.composer import Share, compose
 from services.worker.decider import Prefilled, abort_job, chunk_done, complete, cut_short, start
 from services.worker.engine.protocol import (
-    STEP_ITEMS_MAX,
     Engine,
     EngineDied,
     EngineError,
@@ -23,9 +23,10 @@ from services.worker.engine.protocol import (
 )
 from services.worker.fetches import Fetches
 from services.worker.gate import Gate
-from services.worker.job import Job
+from services.worker.job import Job, Stage
 from services.worker.origins import of_job
 from services.worker.ports import NodePorts
+from services.worker.room import Room
 from services.worker.step_cost import shared_out, step_us
 from services.worker.stream import sampling_of
 from services.worker.waiting import within
@@ -42,7 +43,7 @@ HUNG_FACTOR = 10
 """A step that takes this many times its prediction, and longer than the configured minimum, is hung."""
 
 PINNED_S = 0.01
-"""Between two tries for blocks that a finished prefill still holds."""
+"""Between two tries for blocks that a finished prefill, a copy or a lease still holds."""
 
 
 class Effects(NamedTuple):
@@ -79,8 +80,7 @@ class StepLoop:
         self._fetches = fetches
         self._effects = effects
         self._queue = ports.state.desk.queue(worker)
-        self._items_max = STEP_ITEMS_MAX
-        self._begun_only = False
+        self._room = Room()
         self._woken = asyncio.Event()
         self._engine_well = True
         self._logger = structlog.get_logger(component="steps", worker=worker)
@@ -110,8 +110,8 @@ class StepLoop:
     def _near_head(self) -> list[Job]:
         now_ns = self._ports.clock.monotonic_ns()
         if not any(job.begun for job in self._queue):
-            self._begun_only = False
-        near = self._queue.to_claim(self._order, now_ns, CLAIM_BYTES_MAX, self._begun_only)
+            self._room.none_begun()
+        near = self._queue.to_claim(self._order, now_ns, CLAIM_BYTES_MAX, self._room.begun_only)
         self._claims.prefetch(near, self._woken.set)
         # What others have pushed back is fetched again in its turn. A prompt that was begun is short of its turn for one
         # step at most, and the KV blocks that it holds bound how many there are.
@@ -136,7 +136,7 @@ class StepLoop:
             lambda job: self._engine.cached_blocks(self._group, job.chain),
             self._order,
             self._ports.step_limits,
-            self._items_max,
+            self._room.items_max,
             self._block_tokens,
         )
 
@@ -148,7 +148,7 @@ class StepLoop:
         # Asked now: by the time that the refusal is here, they may have let go.
         others_hold = self._others_hold()
         try:
-            result = await self._prefill(shares)
+            await self._prefill(shares)
         except OutOfBlocks as error:
             await self._out_of_blocks(shares, error, others_hold)
         except EngineDied as error:
@@ -157,9 +157,6 @@ class StepLoop:
             self._died(f"hung step of {self._worker}: {error}")
         except EngineError as error:
             self._refused(shares, error)
-        else:
-            self._items_max, self._begun_only = STEP_ITEMS_MAX, False
-            self._finish(shares, result)
 
     def _others_hold(self) -> bool:
         """Whether finished prefills still pin blocks here: this worker's own, or those of a geometry that was left."""
@@ -172,7 +169,7 @@ class StepLoop:
         else:
             self._ports.outbox.record(start(job, self._since_us(job)), of_job(job))
 
-    async def _prefill(self, shares: Sequence[Share]) -> StepResult:
+    async def _prefill(self, shares: Sequence[Share]) -> None:
         items = tuple(
             PrefillItem(
                 share.job.key.engine_id,
@@ -187,10 +184,14 @@ class StepLoop:
         sizes = [(share.uncached_tokens, share.cached_tokens) for share in shares]
         predicted_us = step_us(self._ports.coefficients, self._group.degree, sizes)
         limit_s = max(self._ports.hung_step_s_min, HUNG_FACTOR * predicted_us / US_PER_S)
-        return await within(self._ports.clock, limit_s, self._engine.prefill(step))
+        await within(self._ports.clock, limit_s, self._engine.prefill(step, partial(self._finish, shares)))
 
     def _finish(self, shares: Sequence[Share], result: StepResult) -> None:
-        """Facts of every item, in order. Of the step's evictions the first one tells."""
+        """Facts of every item, in order, in the turn of the loop in which they became true. Of the step's evictions the first
+        one tells. Nothing is left to be told of jobs that ended with this life."""
+        if any(share.job.stage is not Stage.RUNNING for share in shares):
+            return
+        self._room.found()
         sizes = [(item.computed_tokens, item.cached_tokens) for item in result.items]
         measured_us = round(result.seconds * US_PER_S)
         costs = shared_out(self._ports.coefficients, self._group.degree, sizes, measured_us)
@@ -241,27 +242,25 @@ class StepLoop:
     # --- steps that did not work out
 
     async def _out_of_blocks(self, shares: list[Share], error: OutOfBlocks, others_hold: bool) -> None:
-        """Fewer go first, because together they may need more than each of them does. A single request that finds no room
-        leaves it to those which were begun, for they give theirs up when they end; as do those whose first token or
-        hand-off is on its way."""
+        """See `room`."""
         jobs = [share.job for share in shares]
-        if len(jobs) > 1:
-            self._items_max = len(jobs) // 2
-        elif any(job.begun for job in self._queue):
-            self._begun_only = True
-        elif others_hold:
-            await self._ports.clock.sleep(PINNED_S)
-        else:
-            self._logger.warning("out of blocks", request=jobs[0].assign.request, error=str(error))
-            self._abort(jobs[0], "out-of-blocks")
-            return
-        self._put_all_back(jobs)
+        begun = any(job.begun for job in self._queue)
+        now_ns = self._ports.clock.monotonic_ns()
+        match self._room.lacking(len(jobs), now_ns, begun=begun, others_hold=others_hold, passing=error.passing):
+            case "again":
+                self._put_all_back(jobs)
+            case "wait":
+                await self._ports.clock.sleep(PINNED_S)
+                self._put_all_back(jobs)
+            case "give-up":
+                self._logger.warning("out of blocks", request=jobs[0].assign.request, error=str(error))
+                self._abort(jobs[0], "out-of-blocks")
 
     def _refused(self, shares: list[Share], error: EngineError) -> None:
         """An engine refuses steps, not requests: one by one, all but the one that it means go through."""
         jobs = [share.job for share in shares]
         if len(jobs) > 1:
-            self._items_max = 1
+            self._room.items_max = 1
             self._put_all_back(jobs)
             return
         self._logger.error("engine refused", request=jobs[0].assign.request, error=str(error))

@@ -1,11 +1,10 @@
 """Blocks that come from other workers: ask each source's node to pin, make the plan, let the engine copy, record what came.
 
-An order of the cache manager and the fetch before a prefill differ in who asks and why, and are the same here. What is told is
-what the engine has done, in the order in which it was done; a copy that was overtaken by a switch tells nothing, because
-nothing of it is left.
+An order of the cache manager and the fetch before a prefill differ in who asks and why, and are the same here.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import structlog
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 
 from services.worker import cache_events
 from services.worker.cache_events import CopyCause
+from services.worker.engine import copy_plan
 from services.worker.engine.copy_plan import CopyPlan, Source
 from services.worker.engine.protocol import Busy, Engine, EngineDied, EngineError, OutOfBlocks, StaleEpoch
 from services.worker.engine.slot_ref import SlotRef
@@ -59,8 +59,7 @@ class Transfers:
         self._logger = structlog.get_logger(component="transfers", node=ports.node)
 
     async def bring(self, transfer: Transfer) -> Copied | Refused:
-        """Not to be left before its end: a caller that is cancelled when the copy is done would leave blocks that nobody has
-        been told of."""
+        """Whoever leaves calls the copy off."""
         group = self._state.served.workers(self._ports.node).get(transfer.worker)
         if group is None:
             return Refused(reason="stale-epoch", detail=f"{transfer.worker}: the geometry has changed")
@@ -88,7 +87,7 @@ class Transfers:
 
     async def _carry_out(self, transfer: Transfer, plan: CopyPlan) -> Copied | Refused:
         try:
-            copy = await self._engine.copy_blocks(plan)
+            copy = await self._engine.copy_blocks(plan, partial(self._note, transfer, plan.epoch))
         except OutOfBlocks as error:
             return Refused(reason="full", detail=str(error))
         except Busy as error:
@@ -99,11 +98,8 @@ class Transfers:
             raise
         except EngineError as error:
             return Refused(reason="bad-command", detail=str(error))
-        if not self._serving() or self._state.served.epoch != plan.epoch:
+        if not self._serves(plan.epoch):
             return Refused(reason="stale-epoch", detail=f"epoch {plan.epoch}: was left during the copy")
-        number = self._state.numbers.get(transfer.worker, 0)
-        facts = cache_events.copied(transfer.worker, self._state.incarnation, number, transfer.cause, copy)
-        self._ports.outbox.record(facts, transfer.origin)
         failure = copy.failure or (None if len(plan.blocks) == len(transfer.blocks) else "no-source")
         self._logger.info("copied", operation=transfer.operation, blocks=len(copy.blocks), failure=failure)
         return Copied(
@@ -113,6 +109,16 @@ class Transfers:
             failure=failure,
             detail=copy.detail,
         )
+
+    def _note(self, transfer: Transfer, epoch: int, copy: copy_plan.Copied) -> None:
+        """See `protocol`, rule 8. Of a copy that was overtaken by a switch nothing is left."""
+        if self._serves(epoch):
+            number = self._state.numbers.get(transfer.worker, 0)
+            facts = cache_events.copied(transfer.worker, self._state.incarnation, number, transfer.cause, copy)
+            self._ports.outbox.record(facts, transfer.origin)
+
+    def _serves(self, epoch: int) -> bool:
+        return self._serving() and self._state.served.epoch == epoch
 
     # --- what others lend
 

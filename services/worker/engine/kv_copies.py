@@ -92,6 +92,14 @@ class KvCopies:
         )
         return installation
 
+    def under_way(self, group: Group) -> list[str]:
+        """The operations that hold slots on the ranks of `group`."""
+        return [
+            operation
+            for operation, each in self._installations.items()
+            if any(ref.rank in group.ranks for ref in (*each.above, *each.slots))
+        ]
+
     def is_void(self, operation: str) -> bool:
         """Whether the geometry has changed since `install`."""
         return operation in self._void

@@ -111,9 +111,10 @@ class KvPool:
         self._slots.pin(held)
         try:
             fresh = self._slots.take_all(f"request {request}", ranks)
-        except OutOfBlocks:
+        except OutOfBlocks as error:
+            passing = self._slots.has_room_without(self.copies.pins(), ranks)
             self._slots.unpin(held)
-            raise
+            raise OutOfBlocks(str(error), passing=passing) from None
         reservation = Reservation(
             request=request,
             group=group,

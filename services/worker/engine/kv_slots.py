@@ -96,6 +96,16 @@ class KvSlots:
                 raise OutOfBlocks(f"{what}: rank {rank} needs {blocks} blocks and can free {room}")
         return [self._take(rank) for rank in ranks]
 
+    def has_room_without(self, pins: Counter[SlotRef], ranks: Sequence[int]) -> bool:
+        """Whether `take_all` would find room if nobody held `pins`."""
+        return all(
+            blocks
+            <= len(self._free[rank])
+            + len(self._unpinned[rank])
+            + sum(0 < slot.pins == pins[ref_of(slot)] for slot in self._slots[rank])
+            for rank, blocks in Counter(ranks).items()
+        )
+
     def _take(self, rank: int) -> Slot:
         if not self._free[rank]:
             self._push_out(next(iter(self._unpinned[rank].values())))

@@ -7,7 +7,7 @@ asked for), so a request that continues elsewhere, from its prompt and what it h
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from services.worker.engine.protocol import (
     HandedOff,
     Health,
     ItemResult,
+    OutOfBlocks,
     PrefillStep,
     RankAdopted,
     Resident,
@@ -90,12 +91,12 @@ class ModelledEngine:
         access = f"{node.model}@{node.model_revision}/{node.block_tokens}".encode()
         block_s = block_bytes / node.link_bytes_per_s / node.speedup
         latency_s = LATENCY_S / node.speedup
-        self._copies = ModelledCopies(self._pool, access, block_bytes, block_s, latency_s, self._sleep)
+        self._dead = asyncio.Event()
+        self._copies = ModelledCopies(self._pool, access, block_bytes, block_s, latency_s, clock, self._dead)
         self._epoch = 0
         self._composition: Composition = ()
         self._adopting = False
         self._started = False
-        self._dead = asyncio.Event()
         self._running: dict[Group, RunningStep] = {}
         self._prefilled: dict[RequestId, _Prefilled] = {}
         self._handed_off: dict[RequestId, Said] = {}
@@ -144,7 +145,7 @@ class ModelledEngine:
                 self._adopting = False
         return tuple(RankAdopted(rank, seconds) for rank in range(self._node.prefill_ranks))
 
-    async def prefill(self, step: PrefillStep) -> StepResult:
+    async def prefill(self, step: PrefillStep, noted: Callable[[StepResult], None] | None = None) -> StepResult:
         self._check_alive()
         if step.epoch != self._epoch:
             raise StaleEpoch(f"prefill: epoch {step.epoch} is not {self._epoch}, which is served")
@@ -152,25 +153,32 @@ class ModelledEngine:
             raise Busy(f"prefill: the worker at rank {step.group.first_rank} runs a step or adopts")
         running = RunningStep(frozenset(item.request for item in step.items))
         began_ns = self._clock.monotonic_ns()
-        items = reserve(self._pool, step)
+        try:
+            items = reserve(self._pool, step)
+        except OutOfBlocks:
+            self._copies.make_way(step.group)
+            raise
         self._running[step.group] = running
         try:
             await running.run(self._clock, self._step_s(step.group.degree, items), self._dead)
             self._check_alive()
-            results = tuple(
-                cancel(self._pool, reserved, computed=not running.broken_off)
-                if reserved.item.request in running.cancelled
-                else self._finish(reserved)
-                for reserved in items
-            )
         except BaseException:
             for item in step.items:
                 self.release(item.request)
             raise
         finally:
             del self._running[step.group]
+        results = tuple(
+            cancel(self._pool, reserved, computed=not running.broken_off)
+            if reserved.item.request in running.cancelled
+            else self._finish(reserved)
+            for reserved in items
+        )
         seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
-        return StepResult(results, seconds, self._pool.take_evicted(step.group))
+        result = StepResult(results, seconds, self._pool.take_evicted(step.group))
+        if noted is not None:
+            noted(result)
+        return result
 
     def cached_blocks(self, group: Group, chain: Sequence[BlockId]) -> int:
         return self._pool.cached_blocks(group, chain)
@@ -185,11 +193,14 @@ class ModelledEngine:
     def unpin(self, lease: str) -> None:
         self._pool.copies.end_lease(lease)
 
-    async def copy_blocks(self, plan: CopyPlan) -> Copied:
+    async def copy_blocks(self, plan: CopyPlan, noted: Callable[[Copied], None] | None = None) -> Copied:
         self._check_alive()
         if plan.epoch != self._epoch:
             raise StaleEpoch(f"copy_blocks: epoch {plan.epoch} is not {self._epoch}, which is served")
-        return await self._copies.copy(plan)
+        copied = await self._copies.copy(plan)
+        if noted is not None:
+            noted(copied)
+        return copied
 
     def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:
         self._check_alive()

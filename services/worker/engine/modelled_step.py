@@ -27,9 +27,14 @@ class RunningStep:
 
     async def run(self, clock: Clock, seconds: float, dead: asyncio.Event) -> None:
         """Returns after `seconds`, or as soon as nobody wants the step, or when the node has died."""
-        waits = [asyncio.ensure_future(each) for each in (clock.sleep(seconds), dead.wait(), self._unwanted.wait())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waits:
-                each.cancel()
+        await sleep_unless(clock, seconds, dead, self._unwanted)
+
+
+async def sleep_unless(clock: Clock, seconds: float, *events: asyncio.Event) -> None:
+    """Returns after `seconds`, or as soon as one of `events` is set."""
+    waits = [asyncio.ensure_future(each) for each in (clock.sleep(seconds), *(event.wait() for event in events))]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waits:
+            each.cancel()

@@ -17,11 +17,16 @@ routers or of the log. Rules for every engine:
 6.  A prompt may take several steps (`PrefillItem.until`), and other requests may have the steps between them. The first step
     takes the KV blocks of the whole prompt, so a prompt that was begun can end; they stay pinned until `release`. `adopt`
     drops the pins of unfinished prompts: such a request goes on, at any worker of the new geometry, from what that holds.
-7.  `EngineDied` means that ranks are gone. The engine is of no more use: close it, start a new one, register the node
+7.  Steps go before copies: a copy takes only what is free or may be evicted, and is called off when a step lacks room. What
+    the copy has brought stays, and may be evicted.
+8.  What becomes of blocks is told in order. `noted`, of `prefill` and `copy_blocks`, is called with the result in the very turn
+    of the loop in which it became true, also if the caller has left meanwhile; by the time that the call returns, other calls
+    may have changed more. Whoever records what workers hold does it there. It must not fail.
+9.  `EngineDied` means that ranks are gone. The engine is of no more use: close it, start a new one, register the node
     under a new incarnation.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -53,7 +58,14 @@ class RolledBack(EngineError):
 
 class OutOfBlocks(EngineError):
     """A prompt of the step needs more KV blocks than the worker can free. The step is refused whole and nothing was stored:
-    pack fewer requests, or release some. What left to make room before that was noticed is named by the next result."""
+    pack fewer requests, or release some. What left to make room before that was noticed is named by the next result.
+
+    `passing`: there will be room once copies and leases have ended, which they do by themselves. Copies to the worker have
+    been called off."""
+
+    def __init__(self, message: str, *, passing: bool = False) -> None:
+        super().__init__(message)
+        self.passing = passing
 
 
 class Cancelled(EngineError):
@@ -219,7 +231,7 @@ class Engine(Protocol):
         not cover the prefill ranks exactly; EngineDied.
         """
 
-    async def prefill(self, step: PrefillStep) -> StepResult:
+    async def prefill(self, step: PrefillStep, noted: Callable[[StepResult], None] | None = None) -> StepResult:
         """Run one step: reuse what the worker holds of each chain, compute the rest or as much as asked, store the whole
         blocks, choose the first token of each prompt that is finished. A caller that leaves cancels every request of the step.
 
@@ -241,10 +253,10 @@ class Engine(Protocol):
     def unpin(self, lease: str) -> None:
         """End a lease. Unknown ones are ignored, so it is safe to repeat."""
 
-    async def copy_blocks(self, plan: CopyPlan) -> Copied:
+    async def copy_blocks(self, plan: CopyPlan, noted: Callable[[Copied], None] | None = None) -> Copied:
         """Carry out a plan, beside whatever steps run. The worker holds the blocks when this returns, and not before; a copy
-        that fails on the way leaves those before the failure. A caller that leaves calls the copy off: it then installs
-        nothing, and its slots are free as soon as nothing is written to them.
+        that fails on the way, or is called off for a step, leaves those before. A caller that leaves calls the copy off:
+        it then installs nothing, and its slots are free as soon as nothing is written to them.
 
         Errors: StaleEpoch; OutOfBlocks; Busy if too many copies run; EngineError if the worker lacks the plan's parent, the
         operation is under way or nothing can copy now; EngineDied. Nothing was done, but for evictions, which the next

@@ -3,6 +3,7 @@
 Every engine that counts its blocks in a `KvPool` begins a step with `reserve` and ends it with `finish` or `cancel` per item.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from services.worker.engine.kv_pool import KvPool, Reservation
@@ -18,12 +19,13 @@ from services.worker.engine.protocol import (
 
 class Reserved(NamedTuple):
     """One item with its slots. The step computes the prompt's tokens `cached_tokens` … `end_tokens` - 1: none, if the worker
-    held as much as the step was to compute."""
+    held as much as the step was to compute. `begun` if an earlier step has taken the slots."""
 
     item: PrefillItem
     reservation: Reservation
     cached_tokens: int
     end_tokens: int
+    begun: bool
 
     @property
     def ends_prompt(self) -> bool:
@@ -41,13 +43,21 @@ def reserve(pool: KvPool, step: PrefillStep) -> list[Reserved]:
         )
     for item in step.items:
         _check_until(item, pool.block_tokens)
-    new = [item.request for item in step.items if pool.reservation(item.request) is None]
+    reserved: list[Reserved] = []
     try:
-        return [_reserved(pool, step, item) for item in step.items]
+        for item in step.items:
+            reserved.append(_reserved(pool, step, item))
     except EngineError:
-        for request in new:
-            pool.release(request)
+        fail(pool, reserved)
         raise
+    return reserved
+
+
+def fail(pool: KvPool, items: Iterable[Reserved]) -> None:
+    """The step has failed: what was new holds nothing, unfinished prompts what they held."""
+    for reserved in items:
+        if not reserved.begun:
+            pool.release(reserved.item.request)
 
 
 def _check_until(item: PrefillItem, block_tokens: int) -> None:
@@ -57,10 +67,11 @@ def _check_until(item: PrefillItem, block_tokens: int) -> None:
 
 
 def _reserved(pool: KvPool, step: PrefillStep, item: PrefillItem) -> Reserved:
+    begun = pool.reservation(item.request) is not None
     reservation = pool.reserve(item.request, step.group, item.chain, len(item.tokens))
     cached_tokens = reservation.reused_blocks * pool.block_tokens
     end_tokens = len(item.tokens) if item.until is None else max(item.until, cached_tokens)
-    return Reserved(item, reservation, cached_tokens, end_tokens)
+    return Reserved(item, reservation, cached_tokens, end_tokens, begun)
 
 
 def finish(pool: KvPool, reserved: Reserved, first_token: Token | None) -> ItemResult:

@@ -1,6 +1,7 @@
 """Deaths, restarts and shutdowns of a node, over the in-memory log and bus, with the modelled engine."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 from services.worker.agent import NodeAgent
@@ -137,11 +138,11 @@ class Hanging(ModelledEngine):
 
     hung = False
 
-    async def prefill(self, step: PrefillStep) -> StepResult:
+    async def prefill(self, step: PrefillStep, noted: Callable[[StepResult], None] | None = None) -> StepResult:
         if not Hanging.hung:
             Hanging.hung = True
             await asyncio.Event().wait()
-        return await super().prefill(step)
+        return await super().prefill(step, noted)
 
 
 async def test_a_hung_step_counts_as_a_death() -> None:

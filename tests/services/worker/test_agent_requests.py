@@ -1,5 +1,6 @@
 """The life of a request at an agent, over the in-memory log and bus, with the modelled engine and a scripted router."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
@@ -293,19 +294,18 @@ async def test_a_cancelled_job_leaves_from_whatever_stage() -> None:
 
 
 class Late(ModelledEngine):
-    """A cancellation finds its step over, but its result not told yet."""
+    """A cancellation finds its step on the way to the engine, which knows nothing of it yet."""
 
-    async def prefill(self, step: PrefillStep) -> StepResult:
-        result = await super().prefill(step)
+    async def prefill(self, step: PrefillStep, noted: Callable[[StepResult], None] | None = None) -> StepResult:
         await self._sleep(0.1)
-        return result
+        return await super().prefill(step, noted)
 
 
-async def test_a_cancellation_that_comes_too_late_for_the_step_leaves_its_blocks_and_tells_nobody() -> None:
+async def test_a_cancellation_that_finds_no_step_to_stop_leaves_its_blocks_and_tells_nobody() -> None:
     world = World(engine_class=Late)
     async with running(world):
         await world.ask(world.assignment("a", prompt(100), max_new_tokens=8, decode=True))
-        await world.clock.advance(0.15)
+        await world.clock.advance(0.05)
         await world.ask(Cancel(request=RequestId("a"), attempt=1))
         await world.clock.advance(1.0)
         assert (world.frames, aborts(world), len(world.state.desk)) == ([], [], 0)

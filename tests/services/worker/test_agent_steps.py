@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -213,10 +214,10 @@ async def test_a_request_that_never_fits_is_told_so() -> None:
 class Picky(ModelledEngine):
     """It refuses every step with a certain request in it."""
 
-    async def prefill(self, step: PrefillStep) -> StepResult:
+    async def prefill(self, step: PrefillStep, noted: Callable[[StepResult], None] | None = None) -> StepResult:
         if any(item.request.startswith("bad/") for item in step.items):
             raise EngineError("tokens: out of the vocabulary")
-        return await super().prefill(step)
+        return await super().prefill(step, noted)
 
 
 async def test_a_step_that_is_refused_costs_only_the_request_that_is_meant() -> None:

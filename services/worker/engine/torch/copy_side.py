@@ -7,6 +7,7 @@ can write to them any more: its mover has said that the copy has ended, or is go
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from services.worker.engine.copy_plan import Copied, CopyPlan, Pinned, Source
 from services.worker.engine.kv_copies import Installation
@@ -33,6 +34,7 @@ from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.unbroken import to_the_end
 from services.worker.engine.torch.zygote import Zygote
 from shared.contracts.ids import BlockId
+from shared.model.lattice import Group
 
 ANSWER_LIMIT_S = 10.0
 """A mover that is this late beyond a copy's own limit, or with anything else, is ended."""
@@ -48,6 +50,15 @@ class _Watcher:
 
     def note(self, rank: int, progress: Loading) -> None:
         raise TypeError(f"mover {rank} reads no weights, but told of {progress}")
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One that is under way. `move` names it to its mover while that has it; `left` if nobody wants what comes."""
+
+    called_off: bool = False
+    left: bool = False
+    move: tuple[RankProcess, int] | None = None
 
 
 class CopySide:
@@ -69,8 +80,7 @@ class CopySide:
         self._starting, self._ending = asyncio.Lock(), asyncio.Lock()
         self._mover: RankProcess | None = None
         self._access = ""
-        self._moves: dict[str, tuple[RankProcess, int]] = {}
-        self._copies = 0
+        self._copies: dict[str, _Copy] = {}
 
     # --- the process
 
@@ -131,52 +141,62 @@ class CopySide:
 
     # --- blocks that come
 
-    async def copy(self, plan: CopyPlan) -> Copied:
+    async def copy(self, plan: CopyPlan, noted: Callable[[Copied], None] | None) -> Copied:
         """See `Engine.copy_blocks`; the plan's epoch is the one served."""
-        if self._copies >= MOVES_MAX:
-            raise Busy(f"operation {plan.operation}: {self._copies} copies run")
+        if len(self._copies) >= MOVES_MAX:
+            raise Busy(f"operation {plan.operation}: {len(self._copies)} copies run")
         installation = self._pool.copies.install(plan.operation, plan.group, plan.parent, plan.blocks)
-        self._copies += 1
-        left = asyncio.Event()
+        copy = self._copies[plan.operation] = _Copy()
         try:
-            return await to_the_end(self._carry_out(plan, installation, left))
+            return await to_the_end(self._carry_out(plan, installation, copy, noted))
         except asyncio.CancelledError:
-            left.set()
-            if plan.operation in self._moves:
-                mover, move = self._moves[plan.operation]
-                mover.tell(StopMove(next(self._numbers), move))
+            copy.left = True
+            self._call_off(copy)
             raise
 
-    async def _carry_out(self, plan: CopyPlan, installation: Installation, left: asyncio.Event) -> Copied:
+    def make_way(self, group: Group) -> None:
+        """Call off whatever holds slots of the worker: a step needs them."""
+        for operation in self._pool.copies.under_way(group):
+            self._call_off(self._copies[operation])
+
+    def _call_off(self, copy: _Copy) -> None:
+        if copy.move is not None and not copy.called_off:
+            mover, move = copy.move
+            mover.tell(StopMove(next(self._numbers), move))
+        copy.called_off = True
+
+    async def _carry_out(
+        self, plan: CopyPlan, installation: Installation, copy: _Copy, noted: Callable[[Copied], None] | None
+    ) -> Copied:
         began_s, arrived = asyncio.get_running_loop().time(), 0
         try:
-            if installation.blocks:
-                moved = await self._move(plan, installation, left)
-            else:
-                moved = Moved(0, 0, 0, 0.0)
-            arrived = 0 if left.is_set() else moved.blocks
+            moved = await self._move(plan, installation, copy) if installation.blocks else Moved(0, 0, 0, 0.0)
+            arrived = 0 if copy.left else moved.blocks
         finally:
-            self._copies -= 1
+            del self._copies[plan.operation]
             void = self._pool.copies.is_void(plan.operation)
             installed = self._pool.copies.finish(plan.operation, arrived)
         if self._ranks.lost is not None:
             raise EngineDied(self._ranks.lost)
-        return Copied(
+        copied = Copied(
             parent=installed.parent,
             blocks=installed.blocks,
             first_depth=installed.first_depth,
             bytes=moved.bytes,
             seconds=asyncio.get_running_loop().time() - began_s,
-            evicted=() if void or left.is_set() else self._pool.take_evicted(plan.group),
+            evicted=() if void or copy.left else self._pool.take_evicted(plan.group),
             failure="stale-epoch" if void else moved.failure,
             detail=f"epoch {plan.epoch}: was left during the copy" if void else moved.detail,
         )
+        if noted is not None:
+            noted(copied)
+        return copied
 
-    async def _move(self, plan: CopyPlan, installation: Installation, left: asyncio.Event) -> Moved:
+    async def _move(self, plan: CopyPlan, installation: Installation, copy: _Copy) -> Moved:
         """What the mover made of it; when this returns or raises, nothing more is written."""
         mover = await self._ready()
-        if left.is_set():
-            return Moved(0, 0, 0, 0.0, "cancelled")
+        if copy.called_off:
+            return Moved(0, 0, 0, 0.0, "cancelled", "called off")
         nodes = list(plan.access)
         sources = plan.sources[len(plan.blocks) - len(installation.blocks) :]
         blocks = tuple(
@@ -185,7 +205,7 @@ class CopySide:
         )
         accesses = tuple(plan.access[node].decode() for node in nodes)
         command = Move(next(self._numbers), blocks, accesses, plan.limit_s)
-        self._moves[plan.operation] = mover, command.n
+        copy.move = mover, command.n
         try:
             async with asyncio.timeout(plan.limit_s + ANSWER_LIMIT_S):
                 moved = await mover.ask(command)
@@ -193,7 +213,7 @@ class CopySide:
             await self._end(mover)
             return Moved(command.n, 0, 0, 0.0, "source-lost", f"the mover ended: {error}")
         finally:
-            del self._moves[plan.operation]
+            copy.move = None
         assert isinstance(moved, Moved), f"a move is answered by Moved, not {moved.kind}"
         if moved.abandoned:
             await self._end(mover)

@@ -5,7 +5,7 @@ This side has no torch in it. It decides which slots a prompt gets, tells the ra
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -18,6 +18,7 @@ from services.worker.engine.protocol import (
     EngineError,
     HandedOff,
     Health,
+    OutOfBlocks,
     PrefillStep,
     RankAdopted,
     Resident,
@@ -26,7 +27,7 @@ from services.worker.engine.protocol import (
     StepResult,
     Token,
 )
-from services.worker.engine.step_items import Reserved, cancel, finish, reserve
+from services.worker.engine.step_items import Reserved, cancel, fail, finish, reserve
 from services.worker.engine.torch.checks import check_item, check_sampling, describe
 from services.worker.engine.torch.copy_side import CopySide
 from services.worker.engine.torch.decode_side import DecodeSide
@@ -127,7 +128,7 @@ class TorchEngine:
 
     # --- prefill
 
-    async def prefill(self, step: PrefillStep) -> StepResult:
+    async def prefill(self, step: PrefillStep, noted: Callable[[StepResult], None] | None = None) -> StepResult:
         """See `Engine.prefill`."""
         self._check_alive()
         if step.epoch != self._switch.epoch:
@@ -136,22 +137,33 @@ class TorchEngine:
             raise Busy(f"group {step.group}: {'a switch' if self._switch.running else 'a step'} is running")
         for item in step.items:
             check_item(item, self._description, self._config.vocab)
-        items = reserve(self._pool, step)
+        try:
+            items = reserve(self._pool, step)
+        except OutOfBlocks:
+            self._copy_side.make_way(step.group)
+            raise
         running = self._steps[step.group] = _Step(frozenset(item.request for item in step.items))
         try:
-            return await to_the_end(self._run(step, items, running))
+            return await to_the_end(self._run(step, items, running, noted))
         except asyncio.CancelledError:
             for item in step.items:
                 self.cancel(item.request)
             raise
 
-    async def _run(self, step: PrefillStep, items: Sequence[Reserved], running: _Step) -> StepResult:
+    async def _run(
+        self,
+        step: PrefillStep,
+        items: Sequence[Reserved],
+        running: _Step,
+        noted: Callable[[StepResult], None] | None,
+    ) -> StepResult:
         loop, start_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
         try:
             tokens = await self._compute(step.group, items)
         except BaseException:
-            for item in step.items:
-                self._pool.release(item.request)
+            fail(self._pool, items)
+            for request in running.cancelled:
+                self._pool.release(request)
             raise
         finally:
             del self._steps[step.group]
@@ -161,7 +173,10 @@ class TorchEngine:
             else finish(self._pool, reserved, tokens.get(number))
             for number, reserved in enumerate(items)
         )
-        return StepResult(results, loop.time() - start_s, self._pool.take_evicted(step.group))
+        result = StepResult(results, loop.time() - start_s, self._pool.take_evicted(step.group))
+        if noted is not None:
+            noted(result)
+        return result
 
     async def _compute(self, group: Group, items: Sequence[Reserved]) -> dict[int, Token]:
         """The first token of each item that ends its prompt, by its place in the step."""
@@ -209,12 +224,12 @@ class TorchEngine:
         """See `Engine.unpin`."""
         self._copy_side.unpin(lease)
 
-    async def copy_blocks(self, plan: CopyPlan) -> Copied:
+    async def copy_blocks(self, plan: CopyPlan, noted: Callable[[Copied], None] | None = None) -> Copied:
         """See `Engine.copy_blocks`."""
         self._check_alive()
         if plan.epoch != self._switch.epoch:
             raise StaleEpoch(f"epoch {plan.epoch}: the engine serves {self._switch.epoch}")
-        return await self._copy_side.copy(plan)
+        return await self._copy_side.copy(plan, noted)
 
     def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:
         """See `Engine.evict`."""
