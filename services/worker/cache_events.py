@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from services.worker.engine.copy_plan import Copied
+from services.worker.engine.copy_plan import Copied, Evicted
 from services.worker.engine.protocol import Resident, Stored
 from shared.contracts.envelope import EventData
 from shared.contracts.events import BlockRun, BlocksEvicted, BlocksStored, CacheReported
@@ -55,6 +55,12 @@ def copied(worker: WorkerId, incarnation: int, number: int, cause: CopyCause, co
             )
         )
     return events
+
+
+def reclaimed(worker: WorkerId, incarnation: int, number: int, gone: Evicted) -> list[EventData]:
+    """An eviction on demand, numbered from `number` + 1: what had gone before, then what was asked for."""
+    before = evictions(worker, incarnation, number, gone.evicted, "pressure")
+    return [*before, *evictions(worker, incarnation, number + len(before), gone.freed, "reclaim")]
 
 
 def evictions(

@@ -120,7 +120,7 @@ class Copying:
         except EngineError as error:
             return Refused(reason="engine", detail=str(error))
         number = self._state.numbers.get(command.worker, 0)
-        facts = cache_events.evictions(command.worker, self._state.incarnation, number, gone.freed, "reclaim")
+        facts = cache_events.reclaimed(command.worker, self._state.incarnation, number, gone)
         self._ports.outbox.record(facts, of_operation(command.operation))
         return Evicted(block_ids=b"".join(gone.freed), kept=dict(Counter(reason for _, reason in gone.kept)))
 

@@ -89,7 +89,9 @@ KeptReason = Literal["not-held", "pinned", "has-descendants"]
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """`freed` left the worker, children before parents; everything else that was named stayed, for the reason given."""
+    """`freed` left the worker, children before parents; everything else that was named stayed, for the reason given.
+    `evicted` had left it before to make room, and nobody has been told yet."""
 
     freed: tuple[BlockId, ...]
     kept: tuple[tuple[BlockId, KeptReason], ...]
+    evicted: tuple[BlockId, ...] = ()

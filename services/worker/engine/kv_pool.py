@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from services.worker.engine.copy_plan import Evicted
 from services.worker.engine.kv_copies import KvCopies
 from services.worker.engine.kv_slots import KvSlots, ref_of
 from services.worker.engine.protocol import EngineError, OutOfBlocks, Resident, Stored
@@ -179,6 +180,10 @@ class KvPool:
         evicted = tuple(self._slots.evicted[group])
         self._slots.evicted[group].clear()
         return evicted
+
+    def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:
+        """See `KvCopies.evict`; with what went before."""
+        return replace(self.copies.evict(group, blocks), evicted=self.take_evicted(group))
 
     # --- self-check
 

@@ -204,7 +204,7 @@ class ModelledEngine:
 
     def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:
         self._check_alive()
-        return self._pool.copies.evict(group, blocks)
+        return self._pool.evict(group, blocks)
 
     async def hand_off(self, request: RequestId) -> HandedOff:
         self._check_alive()

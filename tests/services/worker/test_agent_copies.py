@@ -16,7 +16,7 @@ from services.worker.engine.protocol import EngineError
 from services.worker.transfers import COPY_LEASE_S
 from shared.contracts.commands import Accepted, Reply, decode_command, decode_reply, encode_message
 from shared.contracts.copy_commands import Copied, Copy, Evict, Evicted, Pin, Pinned, PinnedSlot, Unpin
-from shared.contracts.events import BlocksEvicted, BlocksStored
+from shared.contracts.events import BlocksEvicted, BlocksStored, PrefillAborted, PrefillCompleted
 from shared.contracts.ids import BlockId, NodeId, WorkerId, worker_id
 from shared.model.blocks import block_chain
 from tests.services.worker.scripted import BLOCK_TOKENS, KEY, NODE, SMALL, SUBJECTS, World, prompt, running, worker
@@ -265,3 +265,27 @@ async def test_an_engine_that_cannot_lend_is_told_to_who_asked_and_may_be_asked_
             assert (refused.reason, refused.detail) == ("engine", "no mover")
         lent = await world.ask(Pin(reader=OTHER, operation="p", block_ids=b"".join(blocks)))
         assert (lent.reason, lent.detail) == ("engine", "no mover")
+
+
+async def test_a_prompt_goes_before_a_copy_and_waits_for_a_lease() -> None:
+    """The worker at rank 0 has 64 slots: the copy wants 40 of them, then a reader is lent 40."""
+    world = World()
+    async with running(world):
+        await other(world, chain(40))
+        copying = asyncio.ensure_future(
+            world.bus.request(SUBJECTS.agent(NODE), encode_message(copy(chain(40), at=worker(0))), 60.0)
+        )
+        await world.clock.advance(0.1)
+        await world.ask(world.assignment("a", prompt(40 * BLOCK_TOKENS, seed=1)))
+        await world.clock.advance(1.0)
+        stopped = decode_reply(copying.result())
+        assert isinstance(stopped, Copied)
+        assert (stopped.blocks, stopped.failure) == (5, "cancelled")
+        lent = chain(40, seed=1)
+        await world.ask(Pin(reader=OTHER, operation="reads", block_ids=b"".join(lent)))
+        await world.ask(world.assignment("b", prompt(40 * BLOCK_TOKENS, seed=2)))
+        await world.clock.advance(10.0)
+        assert [each.request for each in world.events(PrefillCompleted)] == ["a"]  # type: ignore[attr-defined]
+        await world.clock.advance(COPY_LEASE_S)
+        assert [each.request for each in world.events(PrefillCompleted)] == ["a", "b"]  # type: ignore[attr-defined]
+        assert world.events(PrefillAborted) == []

@@ -234,7 +234,7 @@ class TorchEngine:
     def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:
         """See `Engine.evict`."""
         self._check_alive()
-        return self._pool.copies.evict(group, blocks)
+        return self._pool.evict(group, blocks)
 
     # --- the decode side, and the end of a request
 

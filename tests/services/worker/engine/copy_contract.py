@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from services.worker.engine.copy_plan import CopyPlan
-from services.worker.engine.protocol import Engine, EngineError, OutOfBlocks, StaleEpoch
+from services.worker.engine.protocol import Engine, EngineError, OutOfBlocks, PrefillStep, StaleEpoch, StepResult
 from shared.contracts.ids import BlockId, NodeId
 from shared.model.lattice import Composition, Group
 from tests.services.worker.engine.contract import DEADLINE_S, Node, first_token, prompt
@@ -216,3 +216,46 @@ class CopyContract:
         assert node.engine.evict(near, chain).freed == tuple(reversed(chain[:2]))
         with pytest.raises(EngineError, match="not one of the workers"):
             node.engine.evict(Group(0, 1), chain)
+
+    async def test_a_step_that_lacks_room_goes_before_copies_and_waits_for_leases(
+        self, nodes: tuple[Node, Node]
+    ) -> None:
+        source, node = nodes
+        (far,), (near, *_) = await source.adopt(4), await node.adopt(1, 1, 2)
+        room = node.engine.describe().blocks_per_rank
+        chain, item = await stored(source, far, room), node.item(prompt(room * node.block_tokens, seed=1))
+        plan = await plan_from(source, node, near, chain)
+        copying = asyncio.create_task(node.engine.copy_blocks(plan))
+        await asyncio.sleep(0)
+        with pytest.raises(OutOfBlocks) as refused:
+            await node.prefill(near, item)
+        assert refused.value.passing
+        copied = await copying
+        assert copied.failure in ("cancelled", None), "it may have been faster"
+        await node.engine.pin("reader", chain)
+        if copied.blocks:
+            with pytest.raises(OutOfBlocks) as refused:
+                await node.prefill(near, item)
+            assert refused.value.passing
+        node.engine.unpin("reader")
+        await node.prefill(near, item)
+        with pytest.raises(OutOfBlocks) as refused:
+            await node.prefill(near, node.item(prompt(node.block_tokens, seed=2)))
+        assert not refused.value.passing, "a finished prefill lets go when it is told to"
+
+    async def test_what_a_cancelled_step_has_stored_is_noted_before_it_can_be_evicted(
+        self, nodes: tuple[Node, Node]
+    ) -> None:
+        _, node = nodes
+        (near,) = await node.adopt(4)
+        item, other = node.item(prompt(3 * node.block_tokens)), node.item(prompt(9, seed=1))
+        noted: list[StepResult] = []
+        step = asyncio.create_task(node.engine.prefill(PrefillStep(node.epoch, near, (item, other)), noted.append))
+        await asyncio.sleep(0)
+        node.engine.cancel(item.request)
+        while node.engine.cached_blocks(near, item.chain) == 0:
+            assert not noted
+            await asyncio.sleep(0)
+        assert [each.stored.blocks for each in noted[0].items] == [3, len(other.chain)]
+        assert node.engine.evict(near, item.chain).freed == tuple(reversed(item.chain))
+        assert await step == noted[0]

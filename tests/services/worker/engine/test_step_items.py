@@ -5,7 +5,7 @@ import pytest
 
 from services.worker.engine.kv_pool import KvPool
 from services.worker.engine.protocol import EngineError, OutOfBlocks, PrefillItem, PrefillStep, Stored, Token
-from services.worker.engine.step_items import cancel, finish, reserve
+from services.worker.engine.step_items import cancel, fail, finish, reserve
 from shared.contracts.ids import RequestId
 from shared.model.lattice import Group
 from tests.services.worker.engine.test_kv_pool import BLOCK_TOKENS, chain_of, pool_of, stored
@@ -66,6 +66,15 @@ def test_a_cancelled_item_keeps_what_was_computed(pool: KvPool, computed: bool, 
     assert result.cached_tokens + result.computed_tokens == blocks * BLOCK_TOKENS
     assert pool.cached_blocks(WORKER, chain_of("abcd")) == blocks
     assert pool.counts(0) == (6 - blocks, blocks, 0)
+
+
+def test_a_failed_step_leaves_unfinished_prompts_what_they_held(pool: KvPool) -> None:
+    (begun,) = reserve(pool, step(item("ab", 1)))
+    finish(pool, begun, None)
+    fail(pool, reserve(pool, step(item("ab"), item("e"))))
+    assert (pool.reservation(RequestId("ab")) is None, pool.reservation(RequestId("e")) is None) == (False, True)
+    assert pool.counts(0) == (3, 0, 3)
+    pool.check()
 
 
 def test_bad_steps_are_refused_by_name(pool: KvPool) -> None:
