@@ -1,20 +1,17 @@
 """From an order to profiled capacities: start the engine, ramp the load at each degree, write down what it carried."""
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
 from random import Random
 from typing import Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
+from cli.profiling.document import Circumstances
 from cli.profiling.load import Request, Shape, requests_for, shapes
-from cli.profiling.node import Node, machine, run_on_node
+from cli.profiling.node import Node, circumstances, run_on_node
 from cli.profiling.prefills import Prefills
 from cli.profiling.ramp import Goal, Ramp, Trial, ramp
 from services.worker.settings import WorkerSettings
-from shared.runtime.clock import SystemClock
 from simulation.workloads.rows import Row
 
 CAPACITY_VERSION = 1
@@ -34,20 +31,11 @@ class Order(NamedTuple):
     seed: int
 
 
-class CapacityEvidence(BaseModel):
+class CapacityEvidence(Circumstances):
     """How the shares of a set were measured; services pass over it."""
-
-    model_config = ConfigDict(frozen=True)
 
     kind: Literal["vertumnus-capacity"] = "vertumnus-capacity"
     version: int = CAPACITY_VERSION
-    made_at: datetime
-    code: str
-    engine: str
-    model: str
-    model_revision: str
-    device: str
-    machine: str
     coefficients_version: str
     window_s: float
     windows: int
@@ -83,16 +71,9 @@ def _requests(order: Order, known: Sequence[Shape], degree: int) -> list[Request
 
 
 def _evidence(node: Node, order: Order, known: Sequence[Shape], ramps: tuple[Ramp, ...]) -> CapacityEvidence:
-    described = node.engine.describe()
     tokens = sum(shape.prompt_tokens for shape in known)
     return CapacityEvidence(
-        made_at=datetime.fromtimestamp(SystemClock().now_ns() // 10**9, UTC),
-        code=version("vertumnus"),
-        engine=described.engine,
-        model=described.model,
-        model_revision=described.model_revision,
-        device=described.device,
-        machine=machine(),
+        **circumstances(node).model_dump(),
         coefficients_version=order.goal.coefficients.version,
         window_s=order.window_s,
         windows=order.windows,

@@ -20,6 +20,21 @@ class BadProfile(ValueError):
     """A file that is no profile. The message names the file, the field and its limit."""
 
 
+class Circumstances(BaseModel):
+    """What every measurement of an engine says of where it was made."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    made_at: datetime
+    code: str
+    """Version of the code that measured."""
+    engine: str
+    model: str
+    model_revision: str
+    device: str
+    machine: str
+
+
 class Point(BaseModel):
     """One shape of prefill at one degree: R uncached tokens after P cached ones, seconds of each repeat."""
 
@@ -40,23 +55,13 @@ class Point(BaseModel):
         return Sample(self.degree, self.uncached_tokens, self.cached_tokens, median(self.seconds))
 
 
-class Profile(BaseModel):
+class Profile(Circumstances):
     """`warmups` prefills came before each point's repeats and are not in it. `device` is `modelled` where a cost model
     stood for the engine: such a profile proves the method and nothing about a machine."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
     kind: Literal["vertumnus-profile"] = "vertumnus-profile"
     version: int = PROFILE_VERSION
-    made_at: datetime
-    code: str
-    """Version of the code that measured."""
-    engine: str
-    model: str
-    model_revision: str
     dtype: str
-    device: str
-    machine: str
     block_tokens: int = Field(ge=1)
     degrees: tuple[Degree, ...]
     warmups: int = Field(ge=0)

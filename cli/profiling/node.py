@@ -9,11 +9,14 @@ import platform
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
+from cli.profiling.document import Circumstances
 from cli.profiling.grid import Limits
 from services.worker.engine.protocol import Engine, EngineDescription
 from services.worker.engines import engines
@@ -52,6 +55,20 @@ def machine() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{os.cpu_count()} × {names[0] if names else platform.machine()}"
+
+
+def circumstances(node: Node) -> Circumstances:
+    """Where and of what a measurement is made that ends now."""
+    described = node.engine.describe()
+    return Circumstances(
+        made_at=datetime.fromtimestamp(SystemClock().now_ns() // 10**9, UTC),
+        code=version("vertumnus"),
+        engine=described.engine,
+        model=described.model,
+        model_revision=described.model_revision,
+        device=described.device,
+        machine=machine(),
+    )
 
 
 def run_on_node(settings: WorkerSettings, work: Callable[[Node], Coroutine[Any, Any, _T]]) -> _T:

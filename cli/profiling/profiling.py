@@ -1,8 +1,6 @@
 """From an order to a profile: start the engine, lay the grid, measure, write down what it was."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +8,7 @@ import numpy as np
 from cli.profiling.document import Profile
 from cli.profiling.grid import Cell, default_lengths, rows
 from cli.profiling.measuring import Measured, Plan, measure
-from cli.profiling.node import Node, machine, run_on_node
+from cli.profiling.node import Node, circumstances, run_on_node
 from cli.profiling.prefills import Prefills
 from services.worker.settings import WorkerSettings
 from shared.runtime.clock import SystemClock
@@ -51,14 +49,8 @@ def profiled(order: Order, told: Callable[[Cell, int], None]) -> tuple[Profile, 
 def _profile(node: Node, order: Order, measured: Measured) -> Profile:
     described = node.engine.describe()
     return Profile(
-        made_at=datetime.fromtimestamp(SystemClock().now_ns() // 10**9, UTC),
-        code=version("vertumnus"),
-        engine=described.engine,
-        model=described.model,
-        model_revision=described.model_revision,
+        **circumstances(node).model_dump(),
         dtype=described.dtype,
-        device=described.device,
-        machine=machine(),
         block_tokens=described.block_tokens,
         degrees=order.degrees,
         warmups=order.warmups,

@@ -240,6 +240,7 @@ async def test_the_record_is_sealed_and_old_days_go(rig: LedgerRig) -> None:
     audited = await rig.audited(settled=False)
     assert audited.by_type["block-day-dropped"] >= 1
     assert audited.by_type["log-sealed"] >= 2
+    assert await owner.fetchval("SELECT count(*) FROM snapshots") >= 2, "one with each seal"
     await owner.close()
 
 
