@@ -131,6 +131,10 @@ def _check_sizes(config: ModelConfig) -> None:
         )
     if config.head_dim % 2:
         raise EngineError(f"config.json: head_dim = {config.head_dim} is odd; rotary positions turn pairs")
+    if config.dtype == "bfloat16" and config.head_dim % 8:
+        raise EngineError(
+            f"config.json: head_dim = {config.head_dim} is no multiple of 8, which attention in bfloat16 needs"
+        )
 
 
 def _from_fields(architecture: str, config: Mapping[str, Any]) -> ModelConfig:
