@@ -48,11 +48,13 @@ _Key = TypeVar("_Key", bound=str)
 @dataclass(slots=True)
 class OpenRequest:
     """A received request without an end. `worker` is None before the first assignment and between a redirection and the
-    next one; `assignment` is what it reserves there, None when the node has ended in the meantime."""
+    next one; `assignment` is what it reserves there, None when the node has ended in the meantime. Where one that
+    is `placed_only` runs is not this router's affair."""
 
     source: Source
     prompt_tokens: int
     max_tokens: int
+    placed_only: bool = False
     attempt: int = 0
     worker: WorkerId | None = None
     assignment: Assignment | None = None
@@ -109,7 +111,9 @@ def evolve(loads: Loads, stored: Stored, chains: Mapping[RequestId, Chain]) -> N
     match stored.data:
         case RequestReceived() as data:
             if stored.event.source not in loads.lost_routers:
-                loads.open[data.request] = OpenRequest(stored.event.source, data.prompt_tokens, data.max_tokens)
+                loads.open[data.request] = OpenRequest(
+                    stored.event.source, data.prompt_tokens, data.max_tokens, data.placed_only
+                )
         case RequestAssigned() as data:
             _assign(loads, data, chains.get(data.request, ()))
         case RequestRedirected() as data:

@@ -75,7 +75,8 @@ def _own(state: State, source: Source, load: Load, staying: Collection[RequestId
     attempt_max = state.parameters.attempts_max - ATTEMPTS_LEFT_MIN
     for request in reversed(load.line):
         opened = state.loads.open[request]
-        if opened.source == source and opened.attempt <= attempt_max and request not in staying:
+        movable = not opened.placed_only and request not in staying
+        if movable and opened.source == source and opened.attempt <= attempt_max:
             yield request
 
 

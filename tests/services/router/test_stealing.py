@@ -63,6 +63,16 @@ def test_who_would_wait_longest_goes() -> None:
     assert move(log, staying=("long", "middle")) == ("short", 1, 2 * 200_000 - 20_000)
 
 
+def test_what_another_gateway_forwards_stays() -> None:
+    log = pool()
+    for request, tokens in (("short", 100), ("middle", 1_000), ("long", 3_000)):
+        queue(log, request, tokens)
+    log.state.loads.open[RequestId("long")].placed_only = True
+    found = move(log)
+    assert found is not None
+    assert found.request == "middle"
+
+
 def test_a_move_that_gains_less_than_it_takes_is_none() -> None:
     for tokens, gain_us in ((10, None), (11, 2_000)):
         log = pool()
