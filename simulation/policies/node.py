@@ -112,6 +112,8 @@ class Node:
     def _adopted(self, wanted: Geometry, seconds: float) -> None:
         if wanted == self.state.served:
             return
+        # What is given back is placed again at once here, and must not come back to a queue that was emptied already.
+        self.state.desk.drain(tuple(self.state.desk.workers))
         for worker in self.state.desk.workers:
             for job in list(self.state.desk.queue(worker)):
                 self.steps.abort(job, "draining")
