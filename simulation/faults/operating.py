@@ -21,10 +21,14 @@ ASKER = Asker("operator", "the scenario says so")
 
 CHANGES: tuple[dict[str, Any], ...] = (
     {"worker_order": "fcfs"},
-    {"placement_policy": "least-work"},
-    {"attempts_max": 2},
-    {"window_s": 1},
+    {"placement_policy": "least-work", "attempts_max": 2},
+    {"placement_policy": "vertumnus"},
+    {"placement_policy": "vertumnus", "fetch_mb_per_s": 1_000_000},
+    {"placement_policy": "vertumnus", "cache_policy": "regret", "copy_price_s": 0.0001},
+    {"cache_policy": "paper", "theta_inter": 0.002, "theta_intra": 1.0, "theta_reclaim": 0.5},
+    {"window_s": 1, "persistence": 1, "down": 0.2, "up": 0.3},
 )
+"""Policies that scenarios try, with thresholds that a handful of short requests reaches."""
 
 Proposal = Callable[[State], Sequence[EventData]]
 

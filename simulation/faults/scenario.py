@@ -136,7 +136,8 @@ def draw(seed: int) -> Scenario:
     small = seed % 10 == 0
     bursts = [chance.uniform(1, lasts_s) for _ in range(3)]
     requests = sorted(_request(chance, bursts, lasts_s) for _ in range(chance.randint(2, 5 if small else 20)))
-    asks = sorted(_ask(chance, shape, lasts_s) for _ in range(chance.choice((0, 0, 1, 2, 4))))
+    policies = [Ask(at_s, "parameters", 0, round(chance.random(), 6)) for at_s in (0.5, 1.5) if chance.random() < 0.5]
+    asks = sorted([*policies, *(_ask(chance, shape, lasts_s) for _ in range(chance.choice((0, 0, 1, 2, 4))))])
     faults = sorted(_fault(chance, shape, lasts_s) for _ in range(chance.choice((0, 1, 2, 2, 3, 4, 6, 8))))
     return Scenario(
         seed=seed,
