@@ -99,7 +99,7 @@ class WorkerSettings(ServiceSettings):
     @property
     def step_limits(self) -> StepLimits:
         """Tokens of a step and of a chunk."""
-        step_tokens_max = self.step_tokens_max or (1_024 if self.engine == "torch" else 16_384)
+        step_tokens_max = self.step_tokens_max or (1_024 if self.engine == "torch" else 65_536)
         return StepLimits(step_tokens_max, self.chunk_tokens or max(self.block_tokens, step_tokens_max // 2))
 
     @model_validator(mode="after")

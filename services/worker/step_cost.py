@@ -11,6 +11,22 @@ from typing import NamedTuple
 from shared.model.cost import Coefficients
 
 
+class WorkerCost(NamedTuple):
+    """What steps of one worker cost."""
+
+    coefficients: Coefficients
+    degree: int
+
+    @property
+    def constant_us(self) -> int:
+        """Of a step, whatever is in it."""
+        return self.coefficients.constant_us(self.degree)
+
+    def adds_us(self, uncached_tokens: int, cached_tokens: int) -> int:
+        """What a request adds to it."""
+        return self.coefficients.adds_us(self.degree, uncached_tokens, cached_tokens)
+
+
 class Cost(NamedTuple):
     """One request's part of a step's time, in microseconds."""
 

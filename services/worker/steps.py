@@ -27,7 +27,7 @@ from services.worker.job import Job, Stage
 from services.worker.origins import of_job
 from services.worker.ports import NodePorts
 from services.worker.room import Room
-from services.worker.step_cost import shared_out, step_us
+from services.worker.step_cost import WorkerCost, shared_out, step_us
 from services.worker.stream import sampling_of
 from services.worker.waiting import within
 from shared.contracts.events import AbortReason
@@ -138,6 +138,7 @@ class StepLoop:
             self._ports.step_limits,
             self._room.items_max,
             self._block_tokens,
+            WorkerCost(self._ports.coefficients, self._group.degree),
         )
 
     # --- one step

@@ -15,7 +15,7 @@ from simulation.baselines.rules import RULES
 GPUS_MAX = 20_000
 """Beyond this the KV indexes alone take tens of gigabytes."""
 
-STEP_LIMITS = StepLimits(step_tokens_max=16_384, chunk_tokens=8_192)
+STEP_LIMITS = StepLimits(step_tokens_max=65_536, chunk_tokens=32_768)
 """As a modelled engine's by default."""
 
 

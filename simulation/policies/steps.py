@@ -27,7 +27,7 @@ from services.worker.engine.protocol import (
 from services.worker.engine.step_items import Reserved, finish, reserve
 from services.worker.fetches import Fetches
 from services.worker.job import Job
-from services.worker.step_cost import shared_out, step_us
+from services.worker.step_cost import WorkerCost, shared_out, step_us
 from services.worker.steps import CLAIM_BYTES_MAX
 from shared.contracts.envelope import EventData
 from shared.contracts.events import AbortReason
@@ -131,12 +131,13 @@ class Steps:
         # Nobody overtakes who waits for a fetch if order is arrival.
         ready = takewhile(Fetches.is_over, near) if order == "fcfs" else filter(Fetches.is_over, near)
         return compose(
-            ready,
+            list(ready),
             lambda job: self.pool.cached_blocks(group, job.chain),
             order,
             self._setup.step_limits,
             self._items_max.get(worker, self._setup.step_items_max),
             self._setup.block_tokens,
+            WorkerCost(self._setup.coefficients, group.degree),
         )
 
     def _since_us(self, job: Job) -> int:

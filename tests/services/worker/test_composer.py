@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from services.worker.composer import Share, StepLimits, compose
 from services.worker.job import Job
+from services.worker.step_cost import WorkerCost
 from shared.contracts.ids import BlockId
+from shared.model.cost import Coefficients
 from shared.model.parameters import WorkerOrder
 from tests.services.worker.scripted import BLOCK_TOKENS, World, prompt
 
@@ -25,8 +27,11 @@ def step(
     order: WorkerOrder = "shortest-first",
     limits: StepLimits = LIMITS,
     items_max: int = 64,
+    constant_us: int = 10**9,
 ) -> list[Share]:
-    return compose(queued, lambda each: holds(held, each), order, limits, items_max, BLOCK_TOKENS)
+    """A token takes a microsecond; the constant makes packing worth while unless it is small."""
+    cost = WorkerCost(Coefficients(version="x", d=constant_us / 1e6, a=1e-6, b=0, c=0, alpha=0), 1)
+    return compose(queued, lambda each: holds(held, each), order, limits, items_max, BLOCK_TOKENS, cost)
 
 
 def holds(held: frozenset[BlockId], each: Job) -> int:
@@ -84,6 +89,21 @@ def test_a_shared_prefix_that_is_held_keeps_nobody_apart() -> None:
     one, other = job("one", 40, seed=7), job("other", 41, seed=7)
     assert len(one.chain) == len(other.chain) == 2
     assert [share.job for share in step(one, other, held=frozenset(one.chain))] == [one, other]
+
+
+def test_who_joins_a_step_must_save_more_than_he_costs() -> None:
+    a, b, c, d = job("a", 10), job("b", 20), job("c", 30), job("d", 35)
+
+    def packed(constant_us: int, *queued: Job) -> str:
+        return "".join(share.job.assign.request for share in step(*queued, constant_us=constant_us))
+
+    # b keeps a waiting for 20 and saves the constant once: for itself.
+    assert packed(19, a, b) == "a"
+    assert packed(20, a, b) == "ab"
+    # With two behind it saves three times as much. c keeps two waiting for 30, and saves it for itself and d.
+    assert packed(7, a, b, c, d) == "ab"
+    assert packed(30, a, b, c, d) == "abc", "d would keep three waiting for 35 and save 30 for itself alone"
+    assert packed(0, a, b) == "a", "nothing is saved where a step costs nothing"
 
 
 def test_fcfs_is_one_whole_prompt() -> None:
