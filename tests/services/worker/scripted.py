@@ -125,7 +125,7 @@ class World:
             bulk=self.bus,
             subjects=SUBJECTS,
             metrics=WorkerMetrics(CollectorRegistry()),
-            coefficients=COSTS,
+            coefficients=self.node.coefficients,
             step_limits=self.step_limits,
             hung_step_s_min=5.0,
         )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.worker.composer import StepLimits
-from services.worker.engine.modelled import ModelledEngine
+from services.worker.engine.modelled import ModelledEngine, ModelledNode
 from services.worker.engine.protocol import EngineError, PrefillStep, StepResult
 from shared.contracts.commands import Cancel, Drain, Release
 from shared.contracts.events import (
@@ -25,6 +25,14 @@ from shared.contracts.ids import RequestId, WorkerId
 from tests.services.worker.scripted import BLOCK_TOKENS, NODE, SMALL, World, prompt, running, worker
 
 ROOMY = replace(SMALL, blocks_per_rank=256)
+
+
+def starting_in(seconds: float, blocks_per_rank: int = 64) -> ModelledNode:
+    """A node whose steps take so long beside their tokens: it pays to share them."""
+    return replace(
+        SMALL, blocks_per_rank=blocks_per_rank, coefficients=SMALL.coefficients.model_copy(update={"d": seconds})
+    )
+
 
 CHUNKS = StepLimits(step_tokens_max=256, chunk_tokens=128)
 
@@ -47,19 +55,19 @@ async def test_a_short_request_waits_for_one_chunk_of_a_long_one_and_not_for_all
         await world.ask(world.assignment("long", prompt(1_000)))
         await world.clock.advance(0.01)
         await world.ask(world.assignment("short", prompt(50, seed=1)))
-        await world.clock.advance(0.170)
-        assert world.of("short") == [], "the chunk of 128 has run, and now 50 and the next 128 are packed"
-        await world.clock.advance(0.130)
+        await world.clock.advance(0.110)
+        assert world.events(PrefillStarted)[-1].request == "long", "128 tokens take 0.128 s"
+        await world.clock.advance(0.060)
         assert len(world.of("short")) == 1
         assert world.of("long") == []
         await world.clock.advance(1.0)
         long, short = completed(world)["long"], completed(world)["short"]
         assert (long.steps, short.steps) == (8, 1)
         assert (long.computed_tokens, long.cached_own_tokens) == (1_000, 0)
-        assert (long.prefill_us, long.predicted_us) == (1_000_000, 1_000_000), "only its own share of the packed step"
+        assert (long.prefill_us, long.predicted_us) == (1_000_000, 1_000_000)
         assert (short.prefill_us, short.predicted_us) == (50_000, 50_000)
         assert long.queue_us == 50_000
-        assert short.queue_us == 118_000 + 128_000
+        assert short.queue_us == 118_000
         assert [each.request for each in world.events(PrefillStarted)] == ["long", "short"]
 
 
@@ -73,7 +81,7 @@ async def test_every_chunk_publishes_its_blocks_with_numbers_that_have_no_gap() 
 
 
 async def test_short_requests_share_a_step() -> None:
-    world = World(step_limits=CHUNKS)
+    world = World(node=starting_in(0.3), step_limits=CHUNKS)
     async with running(world):
         await world.ask(world.assignment("first", prompt(20)))
         for index, length in enumerate((100, 60, 80)):
@@ -81,7 +89,9 @@ async def test_short_requests_share_a_step() -> None:
         await world.clock.advance(1.0)
         done = completed(world)
         assert list(done) == ["first", "r1", "r2", "r0"], "shortest first within the step"
-        assert [done[f"r{index}"].prefill_us for index in range(3)] == [100_000, 60_000, 80_000]
+        assert [done[f"r{index}"].prefill_us for index in range(3)] == [200_000, 160_000, 180_000], (
+            "a third of 0.3 s each"
+        )
         assert len({frame.queue_us + frame.prefill_us for frame in world.frames if frame.request != "first"}) == 1
 
 
@@ -125,14 +135,14 @@ async def test_a_request_between_two_chunks_can_be_released_and_finds_its_blocks
 
 
 async def test_a_request_that_is_cancelled_in_a_chunk_ends_with_it_and_the_others_go_on() -> None:
-    world = World(node=ROOMY, step_limits=CHUNKS)
+    world = World(node=starting_in(0.2, blocks_per_rank=256), step_limits=CHUNKS)
     async with running(world):
         await world.ask(world.assignment("first", prompt(10, seed=5)))
         await world.ask(world.assignment("long", prompt(1_000)))
         await world.ask(world.assignment("short", prompt(50, seed=1)))
-        await world.clock.advance(0.05)
+        await world.clock.advance(0.25)
         await world.ask(Cancel(request=RequestId("long"), attempt=1))
-        await world.clock.advance(0.2)
+        await world.clock.advance(0.4)
         assert aborted(world) == [("long", 1, "cancelled")]
         assert set(completed(world)) == {"first", "short"}
         (kept,) = [each for each in world.events(BlocksStored) if each.request == "long"]
@@ -232,16 +242,17 @@ async def test_a_step_that_is_refused_costs_only_the_request_that_is_meant() -> 
 
 
 async def test_a_packed_step_has_the_time_of_all_its_requests() -> None:
-    """60 prompts of 100 tokens take 6 s: more than the least limit of 5 s, and than ten times the first one's 0.1 s."""
-    world = World(node=replace(SMALL, blocks_per_rank=512), queue_max=100)
+    """It pays for 21 of 60 prompts of 300 tokens to share a step. It takes 6.45 s: more than the least limit of 5 s, and than
+    ten times the 0.45 s of one of them."""
+    world = World(node=starting_in(0.15, blocks_per_rank=512), queue_max=100)
     async with running(world):
         await world.ask(world.assignment("first", prompt(10, seed=99)))
         for index in range(60):
-            await world.ask(world.assignment(f"r{index}", prompt(100, seed=index)))
+            await world.ask(world.assignment(f"r{index}", prompt(300, seed=index)))
         await world.clock.advance(5.5)
-        assert len(world.state.desk.running()[worker(0)]) == 60
+        assert len(world.state.desk.running()[worker(0)]) == 21
         await world.clock.advance(2.0)
-        assert len(completed(world)) == 61, "the engine was not taken for hung"
+        assert len(completed(world)) == 22, "the engine was not taken for hung"
 
 
 ACTIONS = st.one_of(
