@@ -93,11 +93,13 @@ class Fetches:
         description = engine.describe()
         self._block_tokens, self._token_bytes = description.block_tokens, description.kv_bytes_per_token
         self._running: dict[JobKey, tuple[NodeId, asyncio.Task[None]]] = {}
+        self._waiting: dict[Callable[[], None], None] = {}
         self._seen: OrderedDict[NodeId, _Seen] = OrderedDict()
         self._logger = structlog.get_logger(component="fetches", node=ports.node)
 
     def begin(self, jobs: Iterable[Job], ended: Callable[[], None]) -> None:
-        """Decide for each of `jobs`, in order, that waits for a fetch and has room for it; `ended` when one of them is over."""
+        """Decide for each of `jobs`, in order, that waits for a fetch and has room for it. `ended` when one of them is over,
+        and when there may be room for the others, whichever worker's fetch has made it."""
         by_source = Counter(source for source, _ in self._running.values())
         for job in jobs:
             if self.is_over(job) or job.key in self._running:
@@ -110,6 +112,8 @@ class Fetches:
                 task = self._spawn(self._fetch(job, source, decided), f"fetch {job.key.engine_id}")
                 self._running[job.key] = source, task
                 task.add_done_callback(partial(self._end, job.key, ended))
+            else:
+                self._waiting[ended] = None
 
     @staticmethod
     def is_over(job: Job) -> bool:
@@ -119,7 +123,10 @@ class Fetches:
     def _end(self, key: JobKey, ended: Callable[[], None], _task: asyncio.Task[None]) -> None:
         """As a callback, because a task that is cancelled before it began runs no `finally`."""
         del self._running[key]
-        ended()
+        # Those who still find no room wait anew.
+        waiting, self._waiting = self._waiting | {ended: None}, {}
+        for each in waiting:
+            each()
 
     # --- one fetch
 

@@ -199,6 +199,16 @@ async def test_a_source_is_read_by_two_at_a_time() -> None:
         assert {split_of(completed(world, f"{seed}")) for seed in range(5)} == {(1, 0, 10 * BLOCK_TOKENS)}
 
 
+async def test_a_fetch_that_waits_for_another_worker_s_begins_when_that_is_over() -> None:
+    world = world_of()
+    async with running(world):
+        await other(world, [block for seed in range(3) for block in chain(10, seed)])
+        for seed, at in enumerate((worker(0), worker(0), worker(2))):
+            await ask_for(world, f"{seed}", 10 * BLOCK_TOKENS + 1, seed=seed, at=at)
+        await world.clock.advance(1.0)
+        assert {split_of(completed(world, f"{seed}")) for seed in range(3)} == {(1, 0, 10 * BLOCK_TOKENS)}
+
+
 def in_flight(node: OtherNode) -> int:
     return len(node.pins) - len(node.unpins)
 
