@@ -70,13 +70,13 @@ def decide(
     held, wanted = tokens
     if wanted <= held:
         return "here"
-    computed_us, fetched_us = (
+    computed_us, rest_us = (
         coefficients.prefill_us(degree, prompt_tokens - cached, cached) for cached in (held, wanted)
     )
-    fetched_us += fetch_us or 0
-    if fetched_us >= computed_us:
+    saved_us = computed_us - rest_us
+    if (fetch_us or 0) >= saved_us:
         return "dearer"
-    return Wanted(held, min(COPY_LEASE_S, max(LIMIT_S_MIN, (computed_us - fetched_us) / US_PER_S)))
+    return Wanted(held, min(COPY_LEASE_S, max(LIMIT_S_MIN, saved_us / US_PER_S)))
 
 
 class Fetches:

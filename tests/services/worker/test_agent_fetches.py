@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from services.worker.engine.modelled import ModelledNode
-from services.worker.fetches import FETCHES_PER_SOURCE_MAX, LIMIT_S_MIN
+from services.worker.fetches import FETCHES_PER_SOURCE_MAX, LIMIT_S_MIN, Wanted, decide
 from shared.contracts.commands import Cancel, Drain
 from shared.contracts.events import BlocksStored, ParametersChanged, PrefillAborted, PrefillCompleted
 from shared.contracts.ids import WorkerId, worker_id
-from tests.services.worker.scripted import BLOCK_TOKENS, SMALL, SUBJECTS, World, prompt, running, worker
+from tests.services.worker.scripted import BLOCK_TOKENS, COSTS, SMALL, SUBJECTS, World, prompt, running, worker
 from tests.services.worker.test_agent_copies import OTHER, OtherNode, chain, other
 
 FAST = replace(SMALL, link_bytes_per_s=16e6)
@@ -207,6 +207,15 @@ async def test_a_fetch_that_waits_for_another_worker_s_begins_when_that_is_over(
             await ask_for(world, f"{seed}", 10 * BLOCK_TOKENS + 1, seed=seed, at=at)
         await world.clock.advance(1.0)
         assert {split_of(completed(world, f"{seed}")) for seed in range(3)} == {(1, 0, 10 * BLOCK_TOKENS)}
+
+
+@pytest.mark.parametrize(("fetch_s", "decided"), [(None, Wanted(0, 9.0)), (8, Wanted(0, 9.0)), (9, "dearer")], ids=str)
+def test_a_fetch_may_take_as_long_as_it_saves_however_slow_its_source_is_known_to_be(
+    fetch_s: int | None, decided: Wanted | str
+) -> None:
+    """Nine of ten thousand tokens, at a millisecond each: a limit below what is expected would cut every one short."""
+    fetch_us = None if fetch_s is None else fetch_s * 10**6
+    assert decide(COSTS, 1, 10_000, (0, 9_000), fetch_us) == decided
 
 
 def in_flight(node: OtherNode) -> int:
