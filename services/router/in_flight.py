@@ -42,6 +42,13 @@ class InFlight:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __deepcopy__(self, _: object) -> "InFlight":
+        """Request by request, because a path may have more runs than the interpreter's stack has room for."""
+        copy = InFlight()
+        for request, (worker, chain) in self._requests.items():
+            copy.add(request, worker, chain)
+        return copy
+
     def __len__(self) -> int:
         return len(self._requests)
 

@@ -1,5 +1,7 @@
 """The tree of chains on their way against a list of them."""
 
+from copy import deepcopy
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,3 +62,17 @@ def test_equal_is_who_is_on_the_way_not_how_they_came() -> None:
     assert one != other
     one.remove(RequestId("gone"))
     assert one == other
+
+
+def test_a_copy_of_many_requests_each_of_which_goes_on_from_the_last_is_equal_and_its_own() -> None:
+    """Each is a run below the one before: more of them than the interpreter's stack has room for."""
+    tree = InFlight()
+    chain = tuple(BlockId(number.to_bytes(16, "big")) for number in range(1_000))
+    for blocks in range(1, len(chain)):
+        tree.add(RequestId(f"r{blocks}"), WorkerId("n0/1/0"), chain[:blocks])
+    copy = deepcopy(tree)
+    copy.check()
+    assert copy == tree
+    copy.remove(RequestId("r999"))
+    assert copy != tree
+    tree.check()
