@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 from shared.contracts.ids import BlockId
 
 H = TypeVar("H", bound=str)
-"""Whoever holds blocks: a worker, or a request that is about to."""
+"""Whoever holds blocks. What requests are about to leave is another tree, in `services/router/in_flight.py`."""
 
 
 @dataclass(slots=True, eq=False)
