@@ -91,6 +91,7 @@ class Controller:
         self._ticked_ns = clock.monotonic_ns()
         self._nodes: Liveness[Incarnation] = Liveness(self._ticked_ns)
         self._routers: Liveness[Source] = Liveness(self._ticked_ns)
+        self._forecasting = False
         self._adopting: set[NodeId] = set()
         self._adopt_after_ns: dict[NodeId, int] = {}
         self._refusals: dict[NodeId, Refusal] = {}
@@ -167,7 +168,12 @@ class Controller:
         )
         if any(isinstance(each, WindowClosed) for each in decided):
             await self._decide(lambda: reconfiguring.decide(self.state, self._capacity))
-            if (asked := forecasting.ask(self.state, self._forecasts.coefficients)) is not None:
+            # One at a time: where answers take longer than windows, questions would queue up, each too old when answered.
+            if (
+                not self._forecasting
+                and (asked := forecasting.ask(self.state, self._forecasts.coefficients)) is not None
+            ):
+                self._forecasting = True
                 tasks.create_task(self._forecast(asked), name="forecast")
         self._driver.wake()
         for each in epochs.wanted(self.state, self._first_epochs.configured, self._refused):
@@ -175,7 +181,10 @@ class Controller:
 
     async def _forecast(self, asked: Asked) -> None:
         """Have it answered, record the answer, do what it calls for. No answer is no move: the next window asks again."""
-        scores_ppm = await self._forecasts.scorer.scores_ppm(asked.question)
+        try:
+            scores_ppm = await self._forecasts.scorer.scores_ppm(asked.question)
+        finally:
+            self._forecasting = False
         if scores_ppm and await self._decide(lambda: forecasting.made(self.state, asked, scores_ppm)):
             await self._decide(lambda: reconfiguring.decide(self.state, self._capacity))
 

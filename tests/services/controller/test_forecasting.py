@@ -1,5 +1,6 @@
 """A forecast from window to plan, by the real shell over the log in memory; and what `verify` makes of it."""
 
+import asyncio
 import random
 
 import pytest
@@ -7,12 +8,25 @@ from controller_pool import N0, Pool
 from test_driving import ME, pool_of
 
 from services.controller import decider, forecast, forecasting
+from services.controller.forecast import Question
 from shared.contracts.events import ForecastMade, ReconfigurationPlanned, WindowClosed
 from shared.contracts.ids import WorkerId
 from tests.replay.test_verifying import verified
 from tests.support.story import assigned, completed, received
 
 W = WorkerId("n0/1/0")
+
+
+class Stuck:
+    """A scorer whose answers take their time."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answer: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
+
+    async def scores_ppm(self, _: Question) -> tuple[int, ...]:
+        self.asked += 1
+        return await self.answer
 
 
 async def busy(pool: Pool, seconds: int, per_s: int = 2) -> None:
@@ -50,6 +64,18 @@ async def test_a_forecast_moves_a_node_and_says_what_it_promised_and_what_came_o
     assert found.differences == []
     assert found.checked["forecast-made"] >= 3
     assert found.checked["reconfiguration-planned"] == len(pool.all(ReconfigurationPlanned))
+
+
+async def test_a_question_waits_for_no_other() -> None:
+    pool = await forecasting_pool()
+    scorer = Stuck()
+    pool.controller._forecasts = pool.controller._forecasts._replace(scorer=scorer)
+    await busy(pool, 62)
+    assert len(pool.all(WindowClosed)) >= 3
+    assert scorer.asked == 1, "what comes behind it would be too old when answered"
+    scorer.answer.set_result(())
+    await busy(pool, 22)
+    assert scorer.asked >= 2
 
 
 async def test_too_few_arrivals_are_no_ground_for_a_forecast() -> None:
