@@ -38,7 +38,11 @@ class Carrier:
         self._logger = structlog.get_logger(component="carrying")
 
     def carry(self, orders: Mapping[str, Copy | Evict]) -> None:
-        """Ask for each operation that is not being asked for; forget those that are settled."""
+        """Ask for each operation that is not being asked for; forget those that are settled. Raises what an asking has raised:
+        nobody asks for that operation any more, and nobody would hear of it."""
+        for task in self._asking.values():
+            if task.done():
+                task.result()
         for name in self.told.keys() - orders.keys():
             del self.told[name]
         for name in self._asking.keys() - orders.keys():

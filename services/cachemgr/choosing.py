@@ -12,6 +12,8 @@ most one operation for a path and degree is under way.
     source        holders of z by load; for intra those first that are below the 25th percentile of degree C's loads
     reclaimed     at the holder with the fullest cache
 
+What has failed for a block at a worker is not asked for there during the next `REST_SCANS` scans.
+
 Ties go to the lower id, so every process that folds the log chooses alike. Under `regret` the destination is the degree's least
 loaded worker, a missing block weighing `MISSING_US`, and reclamation needs a full cache, a second copy and a cold minute.
 """
@@ -134,6 +136,7 @@ def reclamations(view: View, scan: int, chosen: Iterable[Wish]) -> list[Excess]:
     lending = {source for each in view.operations.open.values() for source in each.asked.sources}
     lending.update(source for wish in chosen for source in wish.sources)
     busy = {(each.asked.z, each.asked.worker) for each in view.operations.reclaiming.values()}
+    busy |= view.operations.resting.keys()
     found: list[Excess] = []
     cold = view.trie.coldest(max(limit, 0) * LOOK_PER_OPERATION)
     for candidate in sorted(cold, key=lambda each: (each.score, each.node.block)):
@@ -231,6 +234,8 @@ def _destination(view: View, candidate: Candidate, missing_us: int | None = None
     matched = view.holders.matched(path)
     found = []
     for worker in view.of_degree(candidate.degree):
+        if (candidate.node.block, worker.id) in view.operations.resting:
+            continue
         missing = len(path) - matched.get(worker.id, 0)
         if 0 < missing <= min(view.room(worker), COPY_BLOCKS_MAX):
             load = view.load(worker.id)

@@ -19,6 +19,7 @@ from shared.contracts.events import (
     BlocksEvicted,
     BlocksStored,
     CacheReported,
+    CacheScanCompleted,
     EpochCommitted,
     NodeDeclaredLost,
     NodeLost,
@@ -41,6 +42,9 @@ COPY_S_MAX = 10.0
 
 DESTINATION_LOST = "destination-lost"
 TOO_LONG = f"took longer than {COPY_S_MAX:g} s"
+
+REST_SCANS = 30
+"""What fails would fail again at once, and demand for it is still there: without a rest each scan asked for it."""
 
 LOSSES = (BlocksEvicted, CacheReported, NodeLost, NodeDeclaredLost, NodeRegistered, EpochCommitted)
 """Events after which a worker may hold less."""
@@ -67,10 +71,12 @@ class Reclaiming:
 
 @dataclass(slots=True)
 class Operations:
-    """State of the fold: open copies and open reclamations by id."""
+    """State of the fold: open copies and open reclamations by id. `resting` counts the scans until what has failed for a block
+    at a worker may be asked for there again."""
 
     open: dict[str, Operation] = field(default_factory=dict)
     reclaiming: dict[str, Reclaiming] = field(default_factory=dict)
+    resting: dict[tuple[bytes, WorkerId], int] = field(default_factory=dict)
 
 
 class Wish(NamedTuple):
@@ -92,8 +98,11 @@ def evolve(operations: Operations, stored: Stored, holders: Holders) -> None:
     match stored.data:
         case ReplicationRequested() as data:
             operations.open[data.operation] = Operation(data, stored.event.time_ns)
-        case ReplicaInstalled() | ReplicationFailed() as data:
+        case ReplicaInstalled() as data:
             operations.open.pop(data.operation, None)
+        case ReplicationFailed() as data:
+            operations.open.pop(data.operation, None)
+            operations.resting[data.z, data.destination] = REST_SCANS
         case BlocksStored() | CacheReported() as data:
             for each in operations.open.values():
                 there = each.asked.destination == data.worker and holders.index.holds(
@@ -103,8 +112,13 @@ def evolve(operations: Operations, stored: Stored, holders: Holders) -> None:
                     each.copied_ns = stored.event.time_ns
         case ReclamationRequested() as data:
             operations.reclaiming[data.operation] = Reclaiming(data, stored.event.time_ns)
-        case ReplicaReclaimed() | ReclamationFailed() as data:
+        case ReplicaReclaimed() as data:
             operations.reclaiming.pop(data.operation, None)
+        case ReclamationFailed() as data:
+            operations.reclaiming.pop(data.operation, None)
+            operations.resting[data.z, data.worker] = REST_SCANS
+        case CacheScanCompleted():
+            operations.resting = {each: left - 1 for each, left in operations.resting.items() if left > 1}
         case _:
             pass
 

@@ -6,6 +6,7 @@ from cache_world import CacheStory, block
 from services.cachemgr.decider import scan, settle
 from services.cachemgr.reclamation import RECLAIM_S_MAX, order
 from services.cachemgr.regret import regret
+from services.cachemgr.replication import REST_SCANS
 from shared.contracts.copy_commands import Evict
 from shared.contracts.events import (
     BlockRun,
@@ -175,6 +176,20 @@ def test_a_path_is_not_asked_for_twice_nor_in_pieces(story: CacheStory) -> None:
     assert (longer.z, longer.destination, longer.first_depth) == (block("c"), FOUR, 2)
 
 
+def test_a_copy_that_fails_at_a_worker_rests_there_and_may_go_to_another(story: CacheStory) -> None:
+    story.stores(ONE, "a")
+    tried = []
+    for number in range(REST_SCANS + 2):
+        for each in range(3):
+            misses(story, f"r{number}-{each}", "a", 4)
+        found = scan(story.state)
+        story.tell(*found)
+        asked = [each for each in found if isinstance(each, ReplicationRequested)]
+        tried += [each.destination for each in asked]
+        story.tell(*settle(story.state, story.now_ns, {each.operation: "full" for each in asked}))
+    assert tried == [FOUR, OTHER_FOUR, FOUR]
+
+
 # --- more copies
 
 
@@ -271,6 +286,19 @@ def test_a_replica_in_use_stays(story: CacheStory) -> None:
     story.wait(RECLAIM_S_MAX + 0.1)
     [silent] = settle(story.state, story.now_ns, {})
     assert silent.reason == "took longer than 5 s"
+
+
+def test_a_reclamation_that_fails_is_not_asked_for_by_every_scan(story: CacheStory) -> None:
+    story.stores(FOUR, "a")
+    chosen = []
+    for number in range(REST_SCANS + 2):
+        reuses(story, f"r{number}", "", ONE)  # without anything new there would be no scan
+        found = scan(story.state)
+        story.tell(*found)
+        chosen += [each.operation for each in found if isinstance(each, ReclamationRequested)]
+        story.tell(*settle(story.state, story.now_ns, dict.fromkeys(chosen, "pinned")))
+    assert chosen == ["reclaim-1-1", f"reclaim-{REST_SCANS + 2}-1"]
+    assert len(story.state.operations.resting) == 1
 
 
 def test_a_worker_that_starts_over_has_reclaimed_everything(story: CacheStory) -> None:
