@@ -28,7 +28,7 @@ MOVE_US = 20_000
 """A release, a record and another hand-shake, with room."""
 
 ATTEMPTS_LEFT_MIN = 2
-"""After a move: the idle worker may refuse, and who takes it then may die."""
+"""After that of the move itself: the idle worker may refuse it, and who takes the request then may die."""
 
 
 class Move(NamedTuple):
@@ -72,7 +72,7 @@ def best_move(state: State, source: Source, idle: Worker, now_ns: int, staying: 
 
 def _own(state: State, source: Source, load: Load, staying: Collection[RequestId]) -> Iterator[RequestId]:
     """This router's requests in a line, the last first."""
-    attempt_max = state.parameters.attempts_max - ATTEMPTS_LEFT_MIN
+    attempt_max = state.parameters.attempts_max - 1 - ATTEMPTS_LEFT_MIN
     for request in reversed(load.line):
         opened = state.loads.open[request]
         movable = not opened.placed_only and request not in staying

@@ -22,6 +22,7 @@ from shared.contracts.events import (
     NodeLost,
     ParametersChanged,
     PrefillAborted,
+    RedirectReason,
     RequestAssigned,
 )
 from shared.contracts.ids import NodeId, RequestId, RouterId, Source, WorkerId
@@ -109,7 +110,7 @@ def test_gpu_time_is_paid_for() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"stealing": False}, {"worker_order": "fcfs"}, {"placement_policy": "paper"}, {"attempts_max": 2}],
+    [{"stealing": False}, {"worker_order": "fcfs"}, {"placement_policy": "paper"}],
     ids=str,
 )
 def test_nobody_goes(changes: dict[str, object]) -> None:
@@ -146,6 +147,22 @@ def test_the_decision_after_it_finds_the_idle_worker_and_may_come_back() -> None
     [again] = assign_again(log.state, found.request, 0, Moment(NOW_NS, log.seq))
     assert isinstance(again, RequestAssigned)
     assert (again.worker, again.attempt, again.excluded) == (IDLE, 2, {})
+
+
+@pytest.mark.parametrize("attempts_max", range(2, 6))
+def test_who_goes_and_is_refused_may_still_meet_a_worker_that_dies(attempts_max: int) -> None:
+    log = pool(attempts_max=attempts_max)
+    for request in ("first", "second", "third"):
+        queue(log, request)
+    found = move(log)
+    assert (found is not None) == (attempts_max >= 4)
+    reasons: tuple[RedirectReason, ...] = ("rebalanced", "full", "node-lost") if found else ()
+    for attempt, reason in enumerate(reasons, 1):
+        assert found is not None
+        redirected = redirect(log.state, found.request, attempt, reason)
+        assert [each.TYPE for each in redirected] == ["request-redirected"], "it has failed"
+        log.fold(*redirected, source=ME)
+        log.fold(*assign_again(log.state, found.request, 0, Moment(NOW_NS, log.seq)), source=ME)
 
 
 class Router:
