@@ -1,4 +1,4 @@
-"""What waits or runs at each worker: predicted seconds and prompt tokens of the prefills that are under way.
+"""What waits or runs at each worker: the prefills that are under way, with their predicted seconds and prompt tokens.
 
 The router's own loads say more, for a price has to be exact. This is for decisions that only weigh workers against each other.
 """
@@ -13,6 +13,7 @@ from shared.contracts.events import (
     NodeLost,
     PrefillAborted,
     PrefillCompleted,
+    PrefillStarted,
     RequestAssigned,
     RequestRedirected,
     RouterLost,
@@ -22,13 +23,14 @@ from shared.model.lost_routers import LostRouters
 
 
 class Prefill(NamedTuple):
-    """One attempt at a worker."""
+    """One attempt at a worker; `started_ns` is None while it waits."""
 
     worker: WorkerId
     attempt: int
     service_us: int
     prompt_tokens: int
     source: Source
+    started_ns: int | None = None
 
 
 class Waiting(NamedTuple):
@@ -70,6 +72,10 @@ def evolve(backlog: Backlog, stored: Stored) -> None:
             prefill = Prefill(data.worker, data.attempt, data.service_us, prompt_tokens, stored.event.source)
             backlog.prefills[data.request] = prefill
             _add(backlog, prefill, 1)
+        case PrefillStarted() as data:
+            found = backlog.prefills.get(data.request)
+            if found is not None and (found.worker, found.attempt) == (data.worker, data.attempt):
+                backlog.prefills[data.request] = found._replace(started_ns=stored.event.time_ns)
         case PrefillCompleted() | PrefillAborted() | RequestRedirected() as data:
             found = backlog.prefills.get(data.request)
             if found is not None and found.attempt == data.attempt:

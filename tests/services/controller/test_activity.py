@@ -72,7 +72,7 @@ def test_requests_in_one_step_add_up() -> None:
 def test_every_end_frees_the_worker(end: EventData) -> None:
     story = running("a")
     story.tell(end)
-    assert not activity(story).prefills
+    assert not activity(story).backlog.prefills
 
 
 def test_an_end_of_an_earlier_attempt_frees_nothing() -> None:
@@ -86,7 +86,7 @@ def test_a_lost_router_assigns_nothing() -> None:
     story = ControllerStory()
     story.tell(RouterLost(router=RouterId("r"), source=ROUTER))
     story.tell(assigned("a", W, 1_000, service_us=SECOND_US), source=ROUTER)
-    assert not activity(story).prefills
+    assert not activity(story).backlog.prefills
 
 
 def window(k: int) -> WindowClosed:
