@@ -5,6 +5,7 @@ What follows from it and from the folded state is the deciders' business, and is
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from replay.beginnings import Beginning
@@ -108,12 +109,16 @@ def _forecast(state: controller.State, data: ForecastMade, scores_ppm: tuple[int
     return forecasting.made(state, asked, scores_ppm) if asked else []
 
 
+# One question may be that of many states, where none of them gives what is recorded.
+_scores_ppm = lru_cache(maxsize=8)(replaying.scores_ppm)
+
+
 def _control_deep(state: controller.State, stored: Stored) -> Decisions:
     """The same, with every forecast replayed: half a second for each."""
     if not isinstance(stored.data, ForecastMade):
         return _control(state, stored)
     asked = forecasting.ask(state, Coefficients.model_validate(stored.data.coefficients))
-    return _forecast(state, stored.data, replaying.scores_ppm(asked.question)) if asked else []
+    return _forecast(state, stored.data, _scores_ppm(asked.question)) if asked else []
 
 
 def _plan_of_operator(state: controller.State, data: ReconfigurationPlanned) -> Decisions:
@@ -156,16 +161,20 @@ def _operator(state: controller.State, data: EventData) -> Decisions:
 
 
 class _Scans:
-    """The scan of the state that was scanned last: each operation that a scan has chosen is looked for in it."""
+    """The scan of the state that was scanned last. What it has chosen follows it in the record and is looked for in it alone:
+    of all states that the leader may have had, the scan names its own, and to scan each of them would take hours."""
 
     def __init__(self) -> None:
         self._of: tuple[cachemgr.State | None, int] = None, 0
         self._decisions: Decisions = ()
 
     def on(self, state: cachemgr.State) -> Decisions:
-        if self._of[0] is not state or self._of[1] != state.seen_seq:
-            self._of, self._decisions = (state, state.seen_seq), cachemgr.scan(state)
+        self._of, self._decisions = (state, state.seen_seq), cachemgr.scan(state)
         return self._decisions
+
+    def last_on(self, state: cachemgr.State) -> Decisions:
+        """[] if it was another state's."""
+        return self._decisions if self._of[0] is state and self._of[1] == state.seen_seq else []
 
 
 _SCANS = _Scans()
@@ -181,7 +190,7 @@ def _cache(state: cachemgr.State, stored: Stored) -> Decisions:
         case PlacementReconciled():
             return cachemgr.reconcile_placements(state)
         case ReplicationRequested() | ReclamationRequested():
-            return _SCANS.on(state)
+            return _SCANS.last_on(state)
         case ReplicationFailed(reason=reason) | ReclamationFailed(reason=reason) if reason not in cachemgr.OWN_REASONS:
             return cachemgr.settle(state, stored.event.time_ns, {stored.data.operation: reason})
         case ReplicaInstalled() | ReplicationFailed() | ReplicaReclaimed() | ReclamationFailed():

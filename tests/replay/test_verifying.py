@@ -12,6 +12,7 @@ from replay.findings import RECORDED_INPUTS, Findings
 from replay.routers import DROPPED
 from replay.verifying import EVERYTHING, LogVerifier, Span
 from services.cachemgr import choosing, reclamation, trie
+from services.cachemgr import decider as cachemgr
 from services.controller import decider as controller
 from services.controller import windows
 from services.router import decider as router
@@ -65,6 +66,16 @@ def test_copies_and_reclamations_come_out_again() -> None:
     assert [each.differences for each in found] == [[], []]
     for kind in ("replication-requested", "replication-failed", "reclamation-requested", "reclamation-failed"):
         assert sum(each.checked[kind] for each in found), kind
+
+
+def test_verifying_scans_no_state_but_those_that_were_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, scanned = World(1), list[int]()
+    world.run(1_200)
+    scan = cachemgr.scan
+    monkeypatch.setattr(cachemgr, "scan", lambda state: (scanned.append(state.seen_seq), scan(state))[1])
+    found = verified(world.log)
+    assert found.checked["replication-requested"]
+    assert len(scanned) == found.checked["cache-scan-completed"], "not one for each that the leader may not have seen"
 
 
 def placed_by(log: list[Stored], source: str) -> int:

@@ -7,6 +7,7 @@ import pytest
 from controller_pool import N0, Pool
 from test_driving import ME, pool_of
 
+from replay import roles
 from services.controller import decider, forecast, forecasting
 from services.controller.forecast import Question
 from shared.contracts.events import ForecastMade, ReconfigurationPlanned, WindowClosed
@@ -114,8 +115,17 @@ async def test_a_forged_score_is_found_by_replaying_it() -> None:
     forged = data.model_copy(update={"scores_ppm": (data.scores_ppm[0] + 1, *data.scores_ppm[1:])})
     log[at] = log[at]._replace(event=log[at].event.model_copy(update={"data": forged}))
     assert verified(log).differences == [], "as it was answered"
+    meanwhile = [received(f"m{number}", 1_000) for number in range(20)]
+    late = [
+        log[0]._replace(event=log[0].event.model_copy(update={"data": each, "type": each.TYPE})) for each in meanwhile
+    ]
+    log[at:at] = late
+    log = [each._replace(stream_seq=seq) for seq, each in enumerate(log, start=1)]
+    roles._scores_ppm.cache_clear()
     [difference] = verified(log, deep=True).differences
     assert (difference.type, difference.field) == ("forecast-made", "scores_ppm[0]")
+    asked = roles._scores_ppm.cache_info()
+    assert (asked.misses, asked.hits >= len(late)) == (1, True), "every state since the window asks the same question"
 
 
 @pytest.mark.parametrize("fault", ["stationary", "targets", "choose"])
