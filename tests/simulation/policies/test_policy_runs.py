@@ -74,7 +74,7 @@ def test_least_work_ignores_what_is_cached() -> None:
 def test_shortest_first_lets_the_short_one_pass() -> None:
     requests = [asked(0, 1_000, 1_000), asked(0.1, 3_000, 2_000), asked(0.2, 100, 3_000)]
     assert ttft_s(exact(1), requests) == [2.0, 5.9, 6.9]
-    # In one step together: 1 + 3 + 0.1 s.
+    # The long one would keep the short one 3 s longer, to save itself the second that a step costs.
     assert ttft_s(exact(1, worker_order="shortest-first"), requests) == [2.0, 7.0, 2.9]
 
 
