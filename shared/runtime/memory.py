@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from shared.runtime.clock import Clock
-from shared.runtime.ports import APPEND_ENTRIES_MAX, HANDLERS_MAX, Deliver, Entry, Handler, NoReply, WrongLastSequence
+from shared.runtime.ports import HANDLERS_MAX, Deliver, Entry, Handler, NoReply, WrongLastSequence, check_append
 
 SETTLE_TURNS = 50
 """How many turns of the event loop `ManualClock.advance` gives to those it woke; chains of awaits are shorter."""
@@ -73,8 +73,7 @@ class MemoryLog:
         return self._identity
 
     async def append(self, entries: Sequence[Entry], expected: Mapping[str, int]) -> int:
-        assert 0 < len(entries) <= APPEND_ENTRIES_MAX, f"{len(entries)} entries in one append"
-        assert expected.keys() <= {entry.subject for entry in entries}, "an expectation for a subject not written to"
+        check_append(entries, expected)
         for subject, seq in expected.items():
             last = self._last(subject)
             if (last.seq if last else 0) != seq:

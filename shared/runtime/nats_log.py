@@ -27,7 +27,7 @@ from shared.runtime.clock import Clock, Ids
 from shared.runtime.nats_link import NatsLink
 from shared.runtime.nats_streams import create_or_find
 from shared.runtime.nats_tail import NatsTail
-from shared.runtime.ports import APPEND_ENTRIES_MAX, Deliver, Entry, LogLost, Unavailable, WrongLastSequence
+from shared.runtime.ports import Deliver, Entry, LogLost, Unavailable, WrongLastSequence, check_append
 from shared.runtime.server_checks import ServerUnfit
 from shared.runtime.settings import ServiceSettings
 
@@ -64,8 +64,7 @@ class NatsLog:
         return self._identity
 
     async def append(self, entries: Sequence[Entry], expected: Mapping[str, int]) -> int:
-        assert 0 < len(entries) <= APPEND_ENTRIES_MAX, f"{len(entries)} entries in one append"
-        assert expected.keys() <= {entry.subject for entry in entries}, "an expectation for a subject not written to"
+        check_append(entries, expected)
         unstated = dict(expected)
         batch = self._ids.next().hex
         async with self._link.calling(f"append to {self._stream}", ANSWER_LIMIT_S):

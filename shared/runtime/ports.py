@@ -53,6 +53,12 @@ Deliver = Callable[[str, int, bytes], None]
 """(subject, stream sequence, published bytes), in stream order, each once."""
 
 
+def check_append(entries: Sequence[Entry], expected: Mapping[str, int]) -> None:
+    """What every `EventLog` is entitled to; AssertionError for a caller that breaks it."""
+    assert 0 < len(entries) <= APPEND_ENTRIES_MAX, f"{len(entries)} entries in one append"
+    assert expected.keys() <= {entry.subject for entry in entries}, "an expectation for a subject not written to"
+
+
 class EventLog(Protocol):
     """One pool's ordered log."""
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from shared.runtime.memory import MemoryCell, MemoryLog
-from shared.runtime.ports import Deliver, Entry, Tail, Unavailable, WrongLastSequence
+from shared.runtime.ports import Deliver, Entry, Tail, Unavailable, WrongLastSequence, check_append
 from simulation.faults.network import ANSWER_LIMIT_S, Link
 
 T = TypeVar("T")
@@ -70,6 +70,7 @@ class DistantLog:
         return self._log.identity
 
     async def append(self, entries: Sequence[Entry], expected: Mapping[str, int]) -> int:
+        check_append(entries, expected)
         kept, relied_on = tuple(entries), dict(expected)
         return await ask(self._link, lambda: self._log.append(kept, relied_on), writes=True)
 

@@ -5,6 +5,7 @@ import importlib
 import re
 import subprocess
 import tomllib
+from collections import Counter
 from itertools import chain
 from pathlib import Path
 
@@ -107,3 +108,9 @@ def test_main_modules_only_wire() -> None:
     }
     assert len(mains) == 5
     assert not [name for name, text in mains.items() if len(text.splitlines()) >= 60], "wiring only"
+
+
+def test_no_two_test_modules_have_one_name() -> None:
+    """They are imported by their file's name alone: the second would not be collected beside the first."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py")
+    assert not [name for name, count in names.items() if count > 1]
