@@ -97,7 +97,10 @@ def evolve(operations: Operations, stored: Stored, holders: Holders) -> None:
         _notice_losses(operations, stored, holders)
     match stored.data:
         case ReplicationRequested() as data:
-            operations.open[data.operation] = Operation(data, stored.event.time_ns)
+            # What came or went while the request was being stored has no event behind it that would end the operation.
+            there = holders.index.holds(data.destination, BlockId(data.z))
+            now_ns = stored.event.time_ns
+            operations.open[data.operation] = Operation(data, now_ns, copied_ns=now_ns if there else None)
         case ReplicaInstalled() as data:
             operations.open.pop(data.operation, None)
         case ReplicationFailed() as data:
@@ -111,7 +114,9 @@ def evolve(operations: Operations, stored: Stored, holders: Holders) -> None:
                 if there and each.copied_ns is None:
                     each.copied_ns = stored.event.time_ns
         case ReclamationRequested() as data:
-            operations.reclaiming[data.operation] = Reclaiming(data, stored.event.time_ns)
+            gone = not holders.index.holds(data.worker, BlockId(data.z))
+            now_ns = stored.event.time_ns
+            operations.reclaiming[data.operation] = Reclaiming(data, now_ns, gone_ns=now_ns if gone else None)
         case ReplicaReclaimed() as data:
             operations.reclaiming.pop(data.operation, None)
         case ReclamationFailed() as data:

@@ -278,6 +278,14 @@ def test_a_reclamation_ends_with_the_workers_report(story: CacheStory) -> None:
     assert reclaims(story) == []
 
 
+def test_what_went_before_its_reclamation_was_stored_is_reclaimed(story: CacheStory) -> None:
+    story.stores(FOUR, "a")
+    asked = reclaims(story)
+    story.evicts(FOUR, "a")
+    story.tell(*asked)
+    assert [type(each) for each in settle(story.state, story.now_ns, {})] == [ReplicaReclaimed]
+
+
 def test_a_replica_in_use_stays(story: CacheStory) -> None:
     story.stores(FOUR, "a")
     story.tell(*reclaims(story))

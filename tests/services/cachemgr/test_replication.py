@@ -97,6 +97,13 @@ def test_a_whole_path_is_copied_below_the_root(story: CacheStory) -> None:
     assert (command.parent, command.block_ids) == (None, b"".join(chain("a b c")))
 
 
+def test_what_the_destination_had_before_the_request_was_stored_is_installed(story: CacheStory) -> None:
+    asked = requested(story)
+    story.stores(FOUR, "b c", below="a")
+    story.tell(*asked)
+    assert [type(each) for each in settled(story)] == [ReplicaInstalled]
+
+
 def test_a_copy_that_takes_too_long_has_failed(story: CacheStory) -> None:
     story.tell(*requested(story))
     story.wait(COPY_S_MAX)
