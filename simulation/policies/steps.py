@@ -100,7 +100,7 @@ class Steps:
         if self._is_parking():
             return
         near = self._near_head(worker)
-        self._fetching.begin(near, self.groups[worker], partial(self._fetched, worker))
+        self._fetching.begin(near, self.groups[worker], self._fetched)
         if worker in self.running:
             return
         if shares := self._compose(worker, near):
@@ -117,8 +117,9 @@ class Steps:
             self.running[worker] = step
             self._agenda.at(self._agenda.now_ns + step.measured_us * 1_000, partial(self._end, worker, step))
 
-    def _fetched(self, worker: WorkerId) -> None:
-        if worker in self.groups:
+    def _fetched(self) -> None:
+        """There may be room for the fetch of another worker too."""
+        for worker in self.groups:
             self.begin(worker)
 
     def _near_head(self, worker: WorkerId) -> list[Job]:

@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 from services.controller.saga import Move
-from shared.contracts.ids import BlockId, NodeId
+from shared.contracts.commands import Assign, SamplingSpec
+from shared.contracts.ids import BlockId, NodeId, RequestId, RouterId
 from shared.model.cost import Coefficients, load_coefficients
 from simulation.policies.agenda import NS_PER_S
 from simulation.policies.routers import Asked
@@ -112,6 +113,33 @@ def test_a_prefix_is_read_from_another_worker_if_that_is_cheaper() -> None:
     assert (first, second) == (2.0, 2.0)
     assert 5.0 < third < 5.1
     assert ttft_s(replace(setup, parameters={**setup.parameters, "prefix_fetch": False}), requests)[2] == 6.0
+
+
+def test_a_fetch_that_waits_for_another_worker_s_begins_when_that_is_over() -> None:
+    setup = Setup(((1,), (1, 1, 1)), SIMPLE, block_tokens=100, noise_sd=0, kv_bytes_per_token=1)
+    simulation = Simulation(setup)
+    prompts = [asked(0, 1_000, first_block) for first_block in (1_000, 2_000, 3_000)]
+    simulation.run([asked(0, 100)])
+    lender, node = simulation.nodes[NodeId("n0")], simulation.nodes[NodeId("n1")]
+    [source], [group] = lender.steps.groups, lender.steps.groups.values()
+    for number, prompt in enumerate(prompts):
+        lender.steps.pool.copies.install(f"{number}", group, None, prompt.chain)
+        lender.steps.pool.copies.finish(f"{number}", 10)
+    done: list[str] = []
+    node.steps.effects = node.steps.effects._replace(prefilled=lambda job, _: done.append(job.assign.request))
+    first, _, third = node.steps.groups
+    for number, (prompt, worker) in enumerate(zip(prompts, (first, first, third), strict=True)):
+        refused = node.assign(
+            Assign(
+                request=RequestId(f"r{number}"), attempt=1, router=RouterId("r"), router_source="r-0", worker=worker,
+                prompt_tokens=1_000, block_ids=b"".join(prompt.chain), max_new_tokens=1, sampling=SamplingSpec(),
+                service_us=1_000_000, fetch_from=source, fetch_blocks=10,
+            )
+        )  # fmt: skip
+        assert refused is None
+    while simulation.agenda.now_ns < 60 * NS_PER_S:
+        simulation.agenda.step()
+    assert sorted(done) == ["r0", "r1", "r2"]
 
 
 def test_equal_seeds_give_equal_runs() -> None:
