@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from bench.policies import adapting as adapting_bench
 from bench.policies import caching as caching_bench
 from bench.policies import routing as routing_bench
 from bench.policies import scale as scale_bench
@@ -62,6 +63,14 @@ def caching(traces: Annotated[list[str] | None, typer.Argument(help="prefixes th
     setup = replace(SETUP, compositions=parse_nodes(["3x4,4", "2x8"], None), parameters={"beta": beta})
     sources = [source(each) for each in traces or ()]
     caching_bench.caching(sources, [policy_of(name) for name in policy], rate, setup, slices, limit, warmup_s, out)
+
+
+@app.command()
+def adapting(policy: Policy = "paper", seeds: Annotated[int, typer.Option(min=1)] = 6,
+             shrink: Annotated[float, typer.Option(min=0.3, max=1, help="of each phase's length")] = 1.0,
+             out: Out = None) -> None:  # fmt: skip
+    """Fixed compositions and policies that change them, under phases (the paper's Figure 13)."""
+    adapting_bench.adapting(policy_of(policy), SETUP, seeds, shrink, out)
 
 
 @app.command()
