@@ -87,8 +87,9 @@ class CacheManager:
         try:
             await self.leadership.decide(
                 lambda: [
-                    *decider.reconcile_placements(self.state),
+                    # A scan names what follows it, so it is never cut short.
                     *(decider.scan(self.state) if scan_is_due else ()),
+                    *decider.reconcile_placements(self.state),
                     *decider.settle(self.state, self._clock.now_ns(), self._carrier.told),
                 ][:APPEND_ENTRIES_MAX]  # what is left is decided at the next tick
             )

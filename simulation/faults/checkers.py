@@ -9,6 +9,7 @@ from shared.contracts.envelope import Stored
 from shared.contracts.events import (
     CacheLeadershipTaken,
     DrainCompleted,
+    DrainStarted,
     EpochAborted,
     EpochCommitted,
     LeadershipTaken,
@@ -42,6 +43,7 @@ class LogChecker:
         self._alive: set[NodeId] = set()
         self._assigned: dict[tuple[RequestId, int], WorkerId] = {}
         self._drained: set[WorkerId] = set()
+        self._draining: dict[NodeId, tuple[WorkerId, ...]] = {}
         self._told: set[tuple[str, RequestId, int, int]] = set()
 
     @property
@@ -99,9 +101,13 @@ class LogChecker:
                 self._check_once("begins", data)
             case PrefillCompleted() | PrefillAborted() as data:
                 self._check_once("ends", data)
-            case DrainCompleted() as data:
+            case DrainStarted() as data:
+                self._draining[data.node] = data.workers
+            case DrainCompleted() as data if self._draining.get(data.node) == data.workers:
                 self._drained.update(data.workers)
             case EpochAborted() | NodeLost() | NodeDeclaredLost() as data:
+                # What an agent says of a drain that was called off in the meantime means nothing any more.
+                self._draining.pop(data.node, None)
                 self._drained = {each for each in self._drained if node_of(each) != data.node}
             case _:
                 pass
