@@ -168,7 +168,9 @@ async def test_a_missed_prefix_is_copied_by_order_and_a_refusal_is_told(
         await a_serving_node(seeing)
         await seeing.tell(registered("n1", ranks=4), *adopted("n1", 1, ranks=4), sender="n1")
         await seeing.tell(committed("n1", 1, (4,)), sender="controller")
-        wanted = {"cache_policy": "paper", "theta_inter": 0.001, "theta_reclaim": 0.001}
+        # After its failure z rests at that worker for 30 scans, through which the demand has to last.
+        pace = {"scan_every_s": 0.05, "decay": 0.99}
+        wanted = {"cache_policy": "paper", "theta_inter": 0.001, "theta_reclaim": 0.001, **pace}
         changed = ParametersChanged(parameters_version=1, changes=wanted, asked_by="ann", reason="")
         await seeing.tell(changed, sender="controller")
         await seeing.tell(stored("a b"), sender="n0")
