@@ -28,10 +28,15 @@ from shared.contracts.events import (
     RequestCompleted,
     RequestFailed,
 )
+from shared.model.parameters import WAIT_NS_MAX
 
 PAUSE_S = 0.1
 """Before the third and every later attempt, times the attempts made: whoever refused twice needs a moment."""
 
+LINE_S_MAX = WAIT_NS_MAX / 1e9
+"""As long as a worker lets others go before a request."""
+
+LOOK_AGAIN_S = 1.0
 GAP_S = 1.0
 """How long missing tokens are waited for: longer than a reconnect reorders, shorter than a client notices."""
 
@@ -101,14 +106,16 @@ class Driver:
         assigned, event = self._placed
         predicted_s = (assigned.queue_us + assigned.service_us) / 1e6
         first_by_s = 2 * predicted_s + self._wiring.settings.first_token_slack_s
-        deadline = asyncio.get_running_loop().time() + first_by_s
+        began = asyncio.get_running_loop().time()
+        deadline = began + first_by_s
         try:
             async with asyncio.timeout_at(deadline):
                 await self._wiring.outbox.stored(event)
                 await self._give(assigned)
             return await self._follow(FrameOrder(assigned.attempt), deadline)
         except TimeoutError:
-            raise Unserved("lost-stream", f"no token came within {first_by_s:.1f} s") from None
+            waited_s = asyncio.get_running_loop().time() - began
+            raise Unserved("lost-stream", f"no token came within {waited_s:.1f} s") from None
 
     async def _give(self, assigned: RequestAssigned) -> None:
         """Errors: _Stopped unless the agent takes it."""
@@ -150,17 +157,26 @@ class Driver:
             raise _Stopped("rebalanced")
 
     async def _next(self, order: FrameOrder, first_by: float) -> Signal:
-        now = asyncio.get_running_loop().time()
-        limit = now + self._wiring.settings.idle_timeout_s if order.tokens else first_by
-        if order.has_gap:
-            limit = min(limit, now + GAP_S)
-        try:
-            async with asyncio.timeout_at(limit):
-                return await self._call.inbox.get()
-        except TimeoutError:
-            if order.tokens or order.has_gap:
-                raise _Stopped("no-reply") from None
-            raise
+        """A first token may come up to `LINE_S_MAX` after `first_by` while the worker serves others: they may be shorter, and
+        the prediction could not know of those that came later."""
+        loop, first_by_last = asyncio.get_running_loop(), first_by + LINE_S_MAX
+        while True:
+            now = loop.time()
+            limit = now + self._wiring.settings.idle_timeout_s if order.tokens else first_by
+            if order.has_gap:
+                limit = min(limit, now + GAP_S)
+            try:
+                async with asyncio.timeout_at(limit):
+                    return await self._call.inbox.get()
+            except TimeoutError:
+                if order.tokens or order.has_gap:
+                    raise _Stopped("no-reply") from None
+                wiring = self._wiring
+                if now >= first_by_last or not wiring.state.loads.has_company(
+                    self._call.request, wiring.clock.now_ns()
+                ):
+                    raise
+                first_by = min(max(first_by, now) + LOOK_AGAIN_S, first_by_last)
 
     def _hand_over(self, piece: Piece) -> None:
         call, wiring = self._call, self._wiring

@@ -75,6 +75,15 @@ class Loads:
     specs: dict[NodeId, NodeRegistered] = field(default_factory=dict)
     lost_routers: LostRouters = field(default_factory=LostRouters)
 
+    def has_company(self, request: RequestId, now_ns: int) -> bool:
+        """Whether the request is still to be prefilled at a worker that gives signs of life and has others to serve too: then
+        it may be overtaken, for as long as the worker's order lets anybody wait."""
+        opened = self.open.get(request)
+        if opened is None or (assignment := opened.assignment) is None or assignment.prefilled:
+            return False
+        load = self.of_worker[assignment.worker]
+        return len(load.line) + len(load.running) > 1 and not load.at(now_ns)[1]
+
     def check(self) -> None:
         """The sums are those of the open requests."""
         waiting: dict[WorkerId, dict[RequestId, int]] = {}

@@ -36,7 +36,12 @@ class RouterSettings(ServiceSettings):
 
     ack_timeout_s: float = Field(default=1.0, gt=0, le=60, description="an agent answers an assignment within this")
     no_worker_wait_s: float = Field(default=5.0, ge=0, le=60, description="how long a request waits for any worker")
-    first_token_slack_s: float = Field(default=10.0, gt=0, le=3_600, description="on top of twice the predicted TTFT")
+    first_token_slack_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=3_600,
+        description="on top of twice the predicted TTFT; 30 s more while the worker serves others",
+    )
     idle_timeout_s: float = Field(default=30.0, gt=0, le=3_600, description="between two tokens")
     placement_start_s: float = Field(
         default=60.0, gt=0, le=3_600, description="a placement is reported as started or ended within this"

@@ -17,6 +17,7 @@ from shared.contracts.events import (
     ENDS,
     Cordoned,
     NodeDeclaredLost,
+    PrefillStarted,
     RequestAssigned,
     RequestCancelled,
     RequestCompleted,
@@ -369,6 +370,31 @@ async def test_no_first_token_in_time_is_a_clear_failure(tmp_path: Path) -> None
         await router.settled()
         assert [each.reason for each in router.told(RequestFailed)] == ["lost-stream"]
         assert agent.cancelled == [(agent.assigns[0].request, 1)]
+
+
+async def test_a_request_that_others_overtake_is_waited_for(tmp_path: Path) -> None:
+    """The worker serves another one meanwhile; when it has fallen silent, or has nobody else, the wait is over."""
+    async with front(tmp_path, first_token_slack_s=0.2) as router:
+        seen: list[Assign] = []
+
+        async def one_for_long(agent: Agent, assign: Assign) -> None:
+            await agent.claim(assign)
+            seen.append(assign)
+            if len(seen) == 1:
+                await agent.tell(
+                    PrefillStarted(request=assign.request, attempt=assign.attempt, worker=assign.worker, queue_us=0)
+                )
+                await eventually(lambda: len(seen) == 2)
+                await asyncio.sleep(1.5)
+                for each in seen:
+                    await serve_some(agent, each, 8)
+
+        await Agent(router, "n0", one_for_long).start((4,))
+        first = await router.submit(PROMPT)
+        await eventually(lambda: len(seen) == 1)
+        second = await router.submit([9, *PROMPT])
+        assert await tokens_of(first) == continuation(PROMPT, 8)
+        assert await tokens_of(second) == continuation([9, *PROMPT], 8)
 
 
 async def test_a_first_token_is_given_twice_its_predicted_time(tmp_path: Path) -> None:
