@@ -1,5 +1,6 @@
 """Processes that write and fold, for tests."""
 
+import asyncio
 import random
 from typing import Any
 
@@ -10,11 +11,13 @@ from shared.contracts.ids import NodeId, RouterId, Source
 from shared.runtime.appending import Identity, Sealer
 from shared.runtime.clock import Clock, Ids
 from shared.runtime.outbox import Outbox
-from shared.runtime.ports import EventLog
+from shared.runtime.ports import EventLog, Unavailable
 from shared.runtime.projection import Projection
 from tests.runtime.conftest import SUBJECTS
 
 Folded = list[Envelope]
+
+READ_TRIES_MAX = 30
 
 
 def fold(state: Folded, stored: Stored) -> None:
@@ -56,7 +59,16 @@ def taken(leader: str, term: int) -> EventData:
 
 
 async def contents(log: EventLog) -> list[Envelope]:
-    """Every event of a log, in order."""
+    """Every event of a log, in order. Servers that have just lost one of them answer the next call, or the one after."""
+    for _ in range(READ_TRIES_MAX):
+        try:
+            return await _contents(log)
+        except Unavailable:
+            await asyncio.sleep(0.5)
+    return await _contents(log)
+
+
+async def _contents(log: EventLog) -> list[Envelope]:
     events: list[Envelope] = []
     _, last = await log.bounds()
 
@@ -65,8 +77,10 @@ async def contents(log: EventLog) -> list[Envelope]:
 
     reader: Projection[Any] = follower(log)
     tail = await log.tail([SUBJECTS.all_events], 0, keep)
-    await reader.start()
-    await reader.folded(last)
-    await reader.stop()
-    await tail.stop()
+    try:
+        await reader.start()
+        await reader.folded(last)
+        await reader.stop()
+    finally:
+        await tail.stop()
     return events
