@@ -4,7 +4,7 @@
 2.  Blocks that a worker will have computed for a request before this one are reusable there; the request then comes after that
     one, even if it is shorter.
 3.  Blocks that another worker holds can be read from it, for 5 ms and their bytes over the bandwidth of its node, which
-    serves `FETCHES_MAX` at a time.
+    serves `FETCHES_PER_SOURCE_MAX` at a time.
 4.  Only what the worker will serve before the request is waited for; each request that it delays is charged with its service.
 5.  A worker that takes 1.6 times what is predicted is priced by 1.6 times the prediction.
 
@@ -19,6 +19,7 @@ from services.router.in_flight import Coming
 from services.router.lines import Load
 from services.router.loads import Loads
 from services.router.placement import Candidate, Pricing, Question, Weights
+from shared.contracts.copy_commands import FETCHES_PER_SOURCE_MAX
 from shared.contracts.events import NodeRegistered
 from shared.contracts.ids import RequestId, WorkerId, node_of
 from shared.model.blocks import reusable_tokens
@@ -28,9 +29,6 @@ from shared.model.parameters import Parameters
 
 LOAD_PPM_MAX = 900_000
 """β is 10 there, and would be without bound at a load of 1."""
-
-FETCHES_MAX = 2
-"""Fetches from one node at a time: more would share its link."""
 
 
 def weights(parameters: Parameters, load_ppm: int = 0) -> Weights:
@@ -120,7 +118,7 @@ def _sources(outlook: Outlook, candidates: Iterable[Candidate]) -> list[Candidat
         each
         for each in candidates
         if each.cached_tokens
-        and fetching.get(node := node_of(each.worker), 0) < FETCHES_MAX
+        and fetching.get(node := node_of(each.worker), 0) < FETCHES_PER_SOURCE_MAX
         and (spec := specs.get(node)) is not None
         and spec.fetches
     ]

@@ -98,6 +98,21 @@ class Prefilled(NamedTuple):
     cached_tokens: int
     steps: int
 
+    @classmethod
+    def of(cls, job: Job, item: ItemResult, evicted: tuple[BlockId, ...], since_us: int) -> "Prefilled":
+        """The last step of `job`, which was accepted `since_us` ago without its fetch."""
+        done = job.progress
+        return cls(
+            item,
+            evicted,
+            queue_us=max(0, since_us - done.measured_us),
+            prefill_us=done.measured_us,
+            predicted_us=done.predicted_us,
+            computed_tokens=done.computed_tokens,
+            cached_tokens=job.assign.prompt_tokens - done.computed_tokens,
+            steps=done.steps,
+        )
+
 
 def initial(node: NodeId, queue_max: int) -> State:
     """Before the first event."""

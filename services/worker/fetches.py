@@ -24,16 +24,13 @@ from services.worker.origins import of_job
 from services.worker.ports import NodePorts
 from services.worker.transfers import COPY_LEASE_S, Transfer, Transfers
 from shared.contracts.commands import Refused
-from shared.contracts.copy_commands import COPY_BLOCKS_MAX, Copied
+from shared.contracts.copy_commands import COPY_BLOCKS_MAX, FETCHES_PER_SOURCE_MAX, Copied
 from shared.contracts.ids import NodeId, node_of
 from shared.model.blocks import reusable_tokens
 from shared.model.cost import US_PER_S, Coefficients
 
 FETCHES_MAX = 8
 """At a time, of all workers of the node. With the copies that are ordered they are what an engine takes at a time."""
-
-FETCHES_PER_SOURCE_MAX = 2
-"""Two fill a link as well as many do, and the first of many would be there later (design 2.2)."""
 
 LIMIT_S_MIN = 1.0
 """A source that is well answers within it, and a shorter limit would give up on links that are only busy."""

@@ -217,7 +217,7 @@ class StepLoop:
                 )
                 self._put_back(job)
             case "finished":
-                prefilled = self._prefilled(job, item, evicted)
+                prefilled = Prefilled.of(job, item, evicted, self._since_us(job))
                 self._claims.drop(job)
                 outbox.record(complete(state, job, prefilled), of_job(job))
                 self._effects.stream(job, prefilled)
@@ -226,19 +226,6 @@ class StepLoop:
         """Time since it was accepted, without its fetch."""
         fetch_us = job.fetched.us if job.fetched else 0
         return (self._ports.clock.monotonic_ns() - job.accepted_ns) // 1_000 - fetch_us
-
-    def _prefilled(self, job: Job, item: ItemResult, evicted: tuple[BlockId, ...]) -> Prefilled:
-        done = job.progress
-        return Prefilled(
-            item,
-            evicted,
-            queue_us=max(0, self._since_us(job) - done.measured_us),
-            prefill_us=done.measured_us,
-            predicted_us=done.predicted_us,
-            computed_tokens=done.computed_tokens,
-            cached_tokens=job.assign.prompt_tokens - done.computed_tokens,
-            steps=done.steps,
-        )
 
     # --- steps that did not work out
 

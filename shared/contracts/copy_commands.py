@@ -11,6 +11,10 @@ COPY_BLOCKS_MAX = 4_096
 """Blocks of one command; at 64 tokens a block the prefix of a prompt of 262,144 tokens."""
 
 
+FETCHES_PER_SOURCE_MAX = 2
+"""Prefixes that are read from one node for prefills at a time: routers price by it, agents keep to it."""
+
+
 class Copy(Message):
     """Read blocks of one path from other workers: `block_ids`, in order, below `parent` (None for the root), which the
     destination must hold. Each block comes from the first that has it of `source` and then `more_sources`. Idempotent by

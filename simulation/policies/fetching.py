@@ -17,7 +17,6 @@ from services.worker.engine.modelled_copies import LATENCY_S
 from services.worker.engine.protocol import EngineError
 from services.worker.fetches import (
     FETCHES_MAX,
-    FETCHES_PER_SOURCE_MAX,
     Fetches,
     Wanted,
     decide,
@@ -25,6 +24,7 @@ from services.worker.fetches import (
     fetch_source,
 )
 from services.worker.job import Fetched, Job, JobKey
+from shared.contracts.copy_commands import FETCHES_PER_SOURCE_MAX
 from shared.contracts.envelope import EventData
 from shared.contracts.ids import NodeId
 from shared.model.blocks import reusable_tokens

@@ -184,17 +184,7 @@ class Steps:
         self.begin(worker)
 
     def _finished(self, job: Job, item: ItemResult, evicted: tuple[BlockId, ...]) -> None:
-        done = job.progress
-        prefilled = Prefilled(
-            item,
-            evicted,
-            queue_us=max(0, self._since_us(job) - done.measured_us),
-            prefill_us=done.measured_us,
-            predicted_us=done.predicted_us,
-            computed_tokens=done.computed_tokens,
-            cached_tokens=job.assign.prompt_tokens - done.computed_tokens,
-            steps=done.steps,
-        )
+        prefilled = Prefilled.of(job, item, evicted, self._since_us(job))
         self._say(decider.complete(self._state, job, prefilled))
         self._agenda.after(self._setup.handoff_s, partial(self._first_token, job, prefilled))
 
