@@ -9,6 +9,7 @@ from random import Random
 from traceback import extract_tb
 from typing import Any
 
+from services.controller.liveness import SILENCE_NS
 from services.router import hosting as router
 from services.router.dispatch import DeclaredLost, Dispatcher
 from shared.contracts.subjects import Subjects
@@ -119,6 +120,8 @@ class World:
         parts = [self._begin(self._live_as(each)) for each in scene.clients]
         parts += [self._begin(ask(scene, each)) for each in scenario.asks]
         await asyncio.gather(*faults, *parts)
+        # Whoever was not heard through the last fault is declared lost by then, and only after it is the pool healed.
+        await asyncio.sleep(SILENCE_NS / 1e9 + LOOK_EVERY_S)
         await self._until(not_serving)
         probes = [self._client_of(f"probe{number}", _probe(number)) for number in range(scenario.shape.routers)]
         scene.clients += probes
