@@ -251,7 +251,7 @@ FAULTS_OF_OURS: dict[str, tuple[Any, str, Wrap]] = {
         lambda real: lambda self, service_us, now_ns: real(self, service_us, now_ns)._replace(jobs=0),
     ),
     "a fetch takes no time": (Calibration, "fetch_us", lambda real: lambda self, source, size, rate: 0),
-    "a source serves any number": (outlook, "FETCHES_MAX", lambda real: 1_000),
+    "a source serves any number": (outlook, "FETCHES_PER_SOURCE_MAX", lambda real: 1_000),
     "a second's wait is long": (lines, "WAIT_NS_MAX", lambda real: 10**9),
     "second attempts are new work": (
         rate.Rate,
