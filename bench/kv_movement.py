@@ -5,6 +5,7 @@ themselves, in one process that has mapped its own pools and a second process's;
 as the agent has them carried out, if a model directory is given.
 """
 
+import argparse
 import asyncio
 import multiprocessing
 import os
@@ -149,7 +150,10 @@ async def whole_plans(model_dir: Path) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="bench.kv_movement")
+    parser.add_argument("model_dir", type=Path, nargs="?")
+    model_dir = parser.parse_args().model_dir
     torch.set_num_threads(1)
     compare()
-    if len(sys.argv) > 1:
-        asyncio.run(whole_plans(Path(sys.argv[1])))
+    if model_dir is not None:
+        asyncio.run(whole_plans(model_dir))

@@ -4,6 +4,7 @@ Eight prefill ranks. A switch is timed from the barrier to ready by each rank (`
 from the wish to it while a step runs, which has to end first. Memory is what the kernel counts, beside the formula.
 """
 
+import argparse
 import asyncio
 import random
 import sys
@@ -162,4 +163,6 @@ async def main(model_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(prog="bench.switching")
+    parser.add_argument("model_dir", type=Path)
+    asyncio.run(main(parser.parse_args().model_dir))

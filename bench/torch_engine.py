@@ -4,6 +4,7 @@ Sequences that decode together, short prompts packed into one step, a long promp
 ranks' own CPU time, which a busy machine does not blur.
 """
 
+import argparse
 import asyncio
 import os
 import sys
@@ -136,4 +137,6 @@ async def main(model_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(prog="bench.torch_engine")
+    parser.add_argument("model_dir", type=Path)
+    asyncio.run(main(parser.parse_args().model_dir))

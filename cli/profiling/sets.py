@@ -1,12 +1,8 @@
 """A set of coefficients as a file that services load: the numbers they read, and the evidence, which they pass over.
 
-Its version, which events name, ends in a digest of the numbers: other numbers cannot have the same name.
+Its version, which events name, ends in a digest of the numbers (`shared.model.set_version`).
 """
 
-import re
-from hashlib import blake2b
-
-import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from cli.profiling.document import Profile
@@ -14,8 +10,7 @@ from shared.contracts.geometry import Degree
 from shared.model.capacity import Share
 from shared.model.cost import Coefficients, read_set
 from shared.model.fitting import Errors, Fit
-
-DIGEST_BYTES = 4
+from shared.model.set_version import COEFFICIENTS, name_of, named
 
 
 class CoefficientSet(BaseModel):
@@ -41,7 +36,7 @@ class CoefficientSet(BaseModel):
 
 def fitted_set(profile: Profile, chosen: Fit, other: Fit, name: str | None) -> CoefficientSet:
     """The chosen form, with the errors of both as evidence. `name` begins the version; None makes one up."""
-    values = {each: getattr(chosen.coefficients, each) for each in ("d", "a", "b", "c", "alpha", "g")}
+    values = {each: getattr(chosen.coefficients, each) for each in COEFFICIENTS}
     made_up = profile.model if profile.device == profile.model else f"{profile.model}-{profile.device}"
     version = named(name or made_up, values, {})
     repeats = min(len(point.seconds) for point in profile.points)
@@ -60,11 +55,10 @@ def fitted_set(profile: Profile, chosen: Fit, other: Fit, name: str | None) -> C
 
 def with_capacities(known: CoefficientSet, shares: dict[int, float], evidence: BaseModel) -> CoefficientSet:
     """The same coefficients with the profiled κ_C / H, under a version of its own."""
-    values = {each: getattr(known, each) for each in ("d", "a", "b", "c", "alpha", "g")}
-    name = re.sub(rf"-[0-9a-f]{{{2 * DIGEST_BYTES}}}$", "", known.version)
+    values = {each: getattr(known, each) for each in COEFFICIENTS}
     document = {
         **known.model_dump(mode="json"),
-        "version": named(name, values, shares),
+        "version": named(name_of(known.version), values, shares),
         "capacity_shares": shares,
         "capacity": evidence.model_dump(mode="json"),
     }
@@ -75,13 +69,6 @@ def load_set(name: str) -> CoefficientSet:
     """By name or path, with its evidence. Errors: those of `load_coefficients`."""
     read_set(name, Coefficients)
     return read_set(name, CoefficientSet)
-
-
-def named(name: str, values: dict[str, float], shares: dict[int, float]) -> str:
-    """A version out of a name and the numbers. `name` is brought into the form of the names that ship."""
-    content = orjson.dumps([sorted(values.items()), sorted(shares.items())])
-    digest = blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
-    return f"{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_')}-{digest}"
 
 
 def _errors(fit: Fit) -> dict[str, object]:

@@ -4,7 +4,7 @@ import asyncio
 
 from fastapi import FastAPI
 
-from services.worker.engines import engines
+from services.worker.engines import engines, settled
 from services.worker.hosting import host
 from services.worker.settings import WorkerSettings
 from shared.runtime.clock import SystemClock
@@ -12,7 +12,7 @@ from shared.runtime.service import open_runtime, probes, run, serve
 
 
 async def main() -> None:
-    settings = WorkerSettings()
+    settings = settled(WorkerSettings())
     with engines(settings, SystemClock()) as make_engine:
         async with open_runtime(settings, "worker") as runtime:
             agents = host(settings, runtime, make_engine)

@@ -166,12 +166,14 @@ class NodeAgent:
     def _load(self, life: Incarnation) -> NodeLoad:
         state, engine = self._ports.state, life.description
         used_blocks = sum(state.held_blocks.values())
+        steps = {worker: tuple(job.assign.request for job in jobs) for worker, jobs in state.desk.running().items()}
         return NodeLoad(
             node=state.node,
             incarnation=state.incarnation,
             epoch=state.served.epoch,
             queued={worker: len(state.desk.queue(worker)) for worker in state.desk.workers},
-            running={worker: jobs[0].assign.request for worker, jobs in state.desk.running().items()},
+            running={worker: requests[0] for worker, requests in steps.items()},
+            steps=steps,
             used_blocks=used_blocks,
             free_blocks=engine.prefill_ranks * engine.blocks_per_rank - used_blocks,
         )

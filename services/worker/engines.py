@@ -21,6 +21,18 @@ def coefficients_of(settings: WorkerSettings) -> Coefficients:
     return load_coefficients(settings.coefficients).scaled(1 / speedup)
 
 
+def settled(settings: WorkerSettings) -> WorkerSettings:
+    """With the device that torch ranks are to compute on, where the settings leave it open. Errors: EngineError if it cannot
+    be found out; ValueError for limits of steps that do not suit it."""
+    if settings.engine == "modelled" or settings.device is not None:
+        return settings
+    from services.worker.engine.torch.devices import visible_gpus
+
+    found = settings.model_copy(update={"device": "cuda" if visible_gpus() else "cpu"})
+    assert found.step_limits, "limits are there, or the property has said why not"
+    return found
+
+
 @contextmanager
 def engines(settings: WorkerSettings, clock: Clock) -> Iterator[MakeEngine]:
     """What outlives a single engine is ended with the block. EngineError names what is missing or unsupported."""

@@ -14,6 +14,10 @@ from shared.runtime.settings import ServiceSettings
 
 NODES_MAX = 64
 
+CPU_STEP_TOKENS, GPU_STEP_TOKENS = 1_024, 65_536
+"""What a step computes by default. On a CPU core with a model of 135 million parameters a chunk, half of it, takes about a
+second; on a GPU every chunk costs a long prompt its prefix again, and more than it wins for the others (ADR 23)."""
+
 
 class WorkerSettings(ServiceSettings):
     """`VERTUMNUS_*`. A torch process is one node; a modelled process may stand for many."""
@@ -43,7 +47,10 @@ class WorkerSettings(ServiceSettings):
     )
 
     step_tokens_max: int | None = Field(
-        default=None, ge=1, le=1 << 20, description="uncached tokens of one step: 1024 for torch, 16384 for modelled"
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description="uncached tokens of one step: 1024 for torch on the CPU, 65536 on GPUs, real or modelled",
     )
     chunk_tokens: int | None = Field(
         default=None,
@@ -98,18 +105,22 @@ class WorkerSettings(ServiceSettings):
 
     @property
     def step_limits(self) -> StepLimits:
-        """Tokens of a step and of a chunk."""
-        step_tokens_max = self.step_tokens_max or (1_024 if self.engine == "torch" else 65_536)
-        return StepLimits(step_tokens_max, self.chunk_tokens or max(self.block_tokens, step_tokens_max // 2))
-
-    @model_validator(mode="after")
-    def _a_chunk_fits(self) -> Self:
-        step_tokens_max, chunk_tokens = self.step_limits
+        """Tokens of a step and of a chunk. ValueError if a chunk is less than a block or more than a step."""
+        on_cpu = self.engine == "torch" and self.device == "cpu"
+        step_tokens_max = self.step_tokens_max or (CPU_STEP_TOKENS if on_cpu else GPU_STEP_TOKENS)
+        chunk_tokens = self.chunk_tokens or max(self.block_tokens, step_tokens_max // 2)
         if not self.block_tokens <= chunk_tokens <= step_tokens_max:
             raise ValueError(
                 f"chunk_tokens: {chunk_tokens} is outside [{self.block_tokens}, {step_tokens_max}], which are block_tokens"
                 " and step_tokens_max"
             )
+        return StepLimits(step_tokens_max, chunk_tokens)
+
+    @model_validator(mode="after")
+    def _a_chunk_fits(self) -> Self:
+        """As far as it can be told before the device is found out: see `engines.settled`."""
+        if self.device is not None or self.engine == "modelled" or self.step_tokens_max is not None:
+            assert self.step_limits, "limits are there, or the property has said why not"
         return self
 
     @model_validator(mode="after")

@@ -185,13 +185,15 @@ class TokenFrame(Message):
 
 
 class NodeLoad(Message):
-    """A node's heartbeat, 1/s. Never enters a price; it says the agent lives and shows operators its queues."""
+    """A node's heartbeat, 1/s. Never enters a price; it says the agent lives and shows operators its queues. `running` names
+    the first request of each worker's step, `steps` all of them."""
 
     node: NodeId
     incarnation: Number
     epoch: Number
     queued: dict[WorkerId, Number]
     running: dict[WorkerId, RequestId]
+    steps: dict[WorkerId, tuple[RequestId, ...]] = Field(default_factory=dict)
     used_blocks: Number
     free_blocks: Number
 

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from shared.contracts.envelope import Stored
 from shared.contracts.events import CalibrationUpdated
+from shared.model.set_version import check_version
 
 US_PER_S = 1_000_000
 
@@ -85,11 +86,15 @@ def read_set(name: str, form: type[_Form]) -> _Form:
     """One part of a set's document; see `load_coefficients`."""
     raw = _own(Path(name)) if name.endswith(".json") else _shipped(name)
     try:
-        return form.model_validate_json(raw)
+        read = form.model_validate_json(raw)
+        check_version(raw)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"])) or "content"
         raise ValueError(f"coefficients: {name}: {field}: {first['msg']}") from None
+    except ValueError as error:
+        raise ValueError(f"coefficients: {name}: {error}") from None
+    return read
 
 
 def _shipped(name: str) -> bytes:

@@ -267,6 +267,7 @@ async def test_the_heartbeat_says_what_the_node_does() -> None:
         assert (last.node, last.incarnation, last.epoch) == (NODE, 1, 1)
         assert last.queued[worker(0)] == 2
         assert last.running == {worker(0): "r0"}
+        assert last.steps == {worker(0): ("r0",)}
         assert (last.used_blocks, last.free_blocks) == (4, 4 * 64 - 4)
 
 

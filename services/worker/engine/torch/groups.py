@@ -35,8 +35,12 @@ class Groups:
             device_id=torch.device(device_of(rank, gpus)) if backend == "nccl" else None,
         )
         self._rank, self._staged = rank, backend == "gloo" and gpus > 0
+        # The group of all ranks is there already: each group more is a thread of gloo's that wakes a hundred times a second,
+        # or a communicator of NCCL's with buffers on every GPU.
         self._groups = {
-            group: dist.new_group(list(group.ranks), timeout=COLLECTIVE_LIMIT)
+            group: dist.group.WORLD
+            if group.degree == ranks
+            else dist.new_group(list(group.ranks), timeout=COLLECTIVE_LIMIT)
             for group in lattice(ranks)
             if group.degree > 1
         }

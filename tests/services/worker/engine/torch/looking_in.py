@@ -92,3 +92,19 @@ def weight_digests(engine: TorchEngine) -> list[bytes]:
         digests.append(digest.digest())
     assert len(set(digests)) == 1
     return digests
+
+
+def ticks(pid: int) -> tuple[int, int]:
+    """Processor time so far, in ticks of the kernel, of the thread that computes and of all others."""
+    found = {
+        task.name: sum(map(int, (task / "stat").read_text().rsplit(")", 1)[1].split()[11:13]))
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    }
+    own = found.pop(str(pid))
+    return own, sum(found.values())
+
+
+def turns(pid: int) -> int:
+    """How often the thread that computes has given up a processor, or was made to."""
+    switches = (line for line in _lines(pid, f"task/{pid}/status") if "ctxt_switches" in line)
+    return sum(int(line.split()[1]) for line in switches)

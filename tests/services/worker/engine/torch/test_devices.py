@@ -24,7 +24,7 @@ from services.worker.engine.torch.model_config import read_config
 from services.worker.engine.torch.move_messages import PoolHandle
 from services.worker.engine.torch.prefill import prefill
 from services.worker.engine.torch.weights import Weights
-from services.worker.engines import engines
+from services.worker.engines import engines, settled
 from services.worker.settings import WorkerSettings
 from shared.model.lattice import Group
 from shared.runtime.clock import SystemClock
@@ -72,6 +72,22 @@ def test_a_worker_is_refused_a_gpu_that_is_not_there(
         engines(settings, SystemClock()),
     ):
         pass
+
+
+@pytest.mark.parametrize(("device", "limits"), [("cpu", (1_024, 512)), ("cuda", (65_536, 32_768))])
+def test_the_steps_of_a_device_are_its_own(tiny_qwen3: Path, device: str, limits: tuple[int, int]) -> None:
+    settings = WorkerSettings(model_dir=tiny_qwen3, device=device)  # type: ignore[arg-type]
+    assert settled(settings).step_limits == limits
+
+
+def test_a_device_that_was_left_open_is_found_out_and_its_limits_hold(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_qwen3: Path
+) -> None:
+    monkeypatch.setattr(devices, "DRIVER", tmp_path / "none")
+    found = settled(WorkerSettings(model_dir=tiny_qwen3))
+    assert (found.device, found.step_limits) == ("cpu", (1_024, 512))
+    with pytest.raises(ValueError, match=r"^chunk_tokens: 2048 is outside \[64, 1024\]"):
+        settled(WorkerSettings(model_dir=tiny_qwen3, chunk_tokens=2_048))
 
 
 def test_a_handle_goes_over_the_socket_whole() -> None:

@@ -25,6 +25,8 @@ from tests.services.worker.engine.torch.looking_in import (
     allocated,
     anonymous_bytes,
     pools,
+    ticks,
+    turns,
     weight_digests,
 )
 from tests.services.worker.engine.torch.test_exactness import ALL, BLOCK, DIFFERENCE_MAX, Prober, dense, prompt
@@ -32,6 +34,10 @@ from tests.services.worker.engine.torch.test_exactness import ALL, BLOCK, DIFFER
 LENGTHS = (7, 40, 100, 160, 300)
 NEW_TOKENS = 24
 SWITCHES = 100
+IDLE_S = 1.0
+IDLE_TICKS_MAX = 10
+"""A tenth of a core, for eight ranks; measured, they take 1 to 3 in 3 s."""
+
 GROWTH_BYTES_MAX = 4 << 20
 """Of a rank's heap in 100 switches with traffic. A group's buffers alone would be more."""
 
@@ -220,6 +226,26 @@ async def test_a_hundred_switches_change_nothing(tiny_llama: Path, zygote: Zygot
             assert [allocated(pid) for pid in pids] == before
             grown = [anonymous_bytes(pid) - then for pid, then in zip(pids, heap, strict=True)]
             assert max(grown) < GROWTH_BYTES_MAX, grown
+
+
+async def test_ranks_with_nothing_to_do_do_not_run(tiny_llama: Path, zygote: Zygote) -> None:
+    """All eight and the decode rank have served, and sleep: their computing threads are never woken. gloo's own threads look up
+    a hundred times a second each; that is the rest."""
+    async with probing(tiny_llama, zygote) as prober:
+        await prober.adopt(8)
+        item = prober.item(prompt(100), "once")
+        (result,) = (await prober.step(Group(0, 8), item)).items
+        await answer(prober, item, first(result))
+        prober.engine.release(item.request)
+        pids = [rank.pid for rank in (*prober.engine._ranks.prefill, *prober.engine._ranks.decode)]
+        await asyncio.sleep(0.2)
+        before = [(turns(pid), ticks(pid)) for pid in pids]
+        await asyncio.sleep(IDLE_S)
+        after = [(turns(pid), ticks(pid)) for pid in pids]
+    woken = [then - now for (now, _), (then, _) in zip(before, after, strict=True)]
+    assert max(woken) == 0, f"times that each rank's computing thread ran: {woken}"
+    spent = sum(then - now for (_, (_, now)), (_, (_, then)) in zip(before, after, strict=True))
+    assert spent <= IDLE_TICKS_MAX, f"{spent} ticks of gloo's threads, of {len(pids)} ranks"
 
 
 async def test_four_two_one_two_four(tiny_llama: Path, zygote: Zygote) -> None:
