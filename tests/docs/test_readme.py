@@ -96,8 +96,8 @@ def test_every_command_and_option_exists(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_target_of_make_exists(name: str) -> None:
-    targets = re.findall(r"^([a-z]+):", page("Makefile"), re.MULTILINE)
-    named = {word for code in codes(page(name)) for word in re.findall(r"(?:^|\s)make ([a-z]+)\b", code)}
+    targets = re.findall(r"^([a-z-]+):", page("Makefile"), re.MULTILINE)
+    named = {word for code in codes(page(name)) for word in re.findall(r"(?:^|\s)make ([a-z-]+)\b", code)}
     assert named <= set(targets), name
 
 
