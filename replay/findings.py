@@ -67,6 +67,20 @@ class Findings:
     def clean(self) -> bool:
         return not self.differing.total()
 
+    @classmethod
+    def together(cls, parts: Sequence["Findings"]) -> "Findings":
+        """What several have found, each in its part of the decisions. `differences` are in the order of each log."""
+        whole = cls()
+        for each in parts:
+            whole.checked += each.checked
+            whole.differing += each.differing
+            whole.skipped += each.skipped
+        found = [difference for each in parts for difference in each.differences]
+        logs = {log: number for number, log in enumerate(dict.fromkeys(each.log for each in found))}
+        found.sort(key=lambda difference: (logs[difference.log], difference.stream_seq, difference.type))
+        whole.differences = found[:DIFFERENCES_KEPT_MAX]
+        return whole
+
 
 def _first_difference(recorded: EventData, derived: Sequence[EventData]) -> tuple[str, Any, Any]:
     alike = [each for each in derived if type(each) is type(recorded)]

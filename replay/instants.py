@@ -40,7 +40,8 @@ async def states(
 ) -> list[Json]:
     """The state as of each instant, in their order: everything that lies up to it. One pass over one view of the database.
 
-    An instant by time ends before the first event that was sent later. Errors: Nothing; those of `database.connect`.
+    An instant by time ends before the first event that was sent later, behind the last snapshot that was made by then: what
+    lies before that was sent before it, whatever a clock that was ahead has said. Errors: Nothing; those of `database.connect`.
     """
     connection = await database.connect(database_url)
     try:
@@ -75,6 +76,8 @@ class _Pass:
         self._models = ReadModels()
         self._place: Json = {}
         self._reached = START
+        self._at_least: dict[int, Place] = {}
+        """What each instant covers for certain."""
         self._from: Json | None = None
 
     async def run(self) -> list[Json]:
@@ -82,13 +85,13 @@ class _Pass:
         dropped = await self._dropped(start)
         async for log, event in self._events(start):
             newest = log is self._logs[-1]
+            place = Place(log.number, event.stream_seq)
             for at, instant in list(self._waiting.items()):
                 number = event.stream_seq if instant.is_seq else event.time_ns or 0
-                if number > instant.number and (newest or not instant.is_seq):
+                if number > instant.number and (newest or not instant.is_seq) and place > self._at_least[at]:
                     self._tell(at, dropped)
             if not self._waiting:
                 break
-            place = Place(log.number, event.stream_seq)
             evolve(self._models, str(log.log), place, event)
             self._reached = place
             self._place = {"log": str(log.log), "stream_seq": event.stream_seq, "time_ns": event.time_ns}
@@ -98,8 +101,9 @@ class _Pass:
 
     async def _begin(self) -> Place:
         """Load the last snapshot before all instants, if there is one."""
-        found = [await self._before(instant) for instant in self._waiting.values()]
-        start = min(each or START for each in found)
+        for at, instant in self._waiting.items():
+            self._at_least[at] = await self._before(instant) or START
+        start = min(self._at_least.values())
         if start == START:
             return start
         self._models = await loading.load(self._connection, start)

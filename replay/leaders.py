@@ -5,7 +5,9 @@ before its decision. Where a decision does not say how far it had seen (windows 
 give it: right after the subject's last event, or after any of the others that came since.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from replay.beginnings import Beginning, Past, Registration
@@ -13,6 +15,7 @@ from replay.findings import Findings, Place
 from replay.routers import DROPPED, HOLE
 from shared.contracts.envelope import Channel, EventData, Stored
 from shared.contracts.ids import Source
+from shared.runtime.ports import APPEND_ENTRIES_MAX
 
 UNSEEN_EVENTS_MAX = 20_000
 """How many events before a decision its leader may not have seen. What is older is folded."""
@@ -49,14 +52,18 @@ class LeaderReplica:
         self._findings = findings
         self._unseen: list[Stored] = []
         self._run: list[Stored] = []
+        self._wanted: set[int] = set()
 
     def fold(self, stored: Stored, wanted: bool) -> None:
         """The next event that the role hears. `wanted`: decisions in it are to be compared."""
         is_own = self._role.channel == stored.data.CHANNEL
         if self._run and not (is_own and self._continues(stored)):
             self.settle()
-        if is_own and wanted and type(stored.data) in self._role.deciding:
+        if is_own and type(stored.data) in self._role.deciding:
+            # Also what is not wanted: those behind it may have been decided together with it, before it was folded.
             self._run.append(stored)
+            if wanted:
+                self._wanted.add(stored.stream_seq)
             return
         if is_own:
             self.settle()
@@ -74,16 +81,23 @@ class LeaderReplica:
         run, self._run = self._run, []
         if not run:
             return
+        wanted, self._wanted = self._wanted, set()
+        first = next((number for number, each in enumerate(run) if each.stream_seq in wanted), len(run))
+        # What follows from a scan is found by making the scan again, so those before it are derived as well.
+        compared = deque(run[max(0, first - APPEND_ENTRIES_MAX) :] if wanted else ())
         derived: dict[int, Sequence[EventData]] = {}
-        self._derive(run, derived)
+        self._derive(compared, derived)
         for unseen in self._unseen:
             self._role.evolve(self.state, unseen)
-            self._derive(run, derived)
+            self._derive(compared, derived)
         self._unseen.clear()
-        for number, each in enumerate(run):
+        for each in run:
             # Those behind it may have been appended later, but before anything else was: then they were decided here.
-            self._derive(run[number:], derived)
-            self._judge(each, derived.get(each.stream_seq, ()))
+            self._derive(compared, derived)
+            if compared and compared[0] is each:
+                compared.popleft()
+            if each.stream_seq in wanted:
+                self._judge(each, derived.get(each.stream_seq, ()))
             self._role.evolve(self.state, each)
 
     def _continues(self, stored: Stored) -> bool:
@@ -96,10 +110,10 @@ class LeaderReplica:
             self._role.evolve(self.state, each)
         self._unseen.clear()
 
-    def _derive(self, run: Sequence[Stored], derived: dict[int, Sequence[EventData]]) -> None:
-        """Decide what is not derived yet on the state as it is now. An outcome that differs is kept, to be told if no state
-        gives the recorded one."""
-        for each in run:
+    def _derive(self, run: Iterable[Stored], derived: dict[int, Sequence[EventData]]) -> None:
+        """Decide what is not derived yet on the state as it is now, of what may have been appended together. An outcome that
+        differs is kept, to be told if no state gives the recorded one."""
+        for each in islice(run, APPEND_ENTRIES_MAX):
             if each.data not in derived.get(each.stream_seq, ()):
                 decided = self._role.deciding[type(each.data)](self.state, each)
                 derived[each.stream_seq] = decided or derived.get(each.stream_seq, ())
@@ -119,7 +133,7 @@ class Leaders:
     def __init__(
         self, role: Role, registrations: Sequence[Registration], past: Past, log: str, findings: Findings
     ) -> None:
-        self._role = role
+        self.role = role
         self._begun = {each.source: each.begun for each in registrations}
         self._waiting = set(self._begun.values())
         self._log = log
@@ -133,11 +147,11 @@ class Leaders:
         for begun in [each for each in self._waiting if each.first_seq <= stored.stream_seq]:
             self._waiting.remove(begun)
             self._begin(begun)
-        if stored.data.CHANNEL in self._role.hears:
+        if stored.data.CHANNEL in self.role.hears:
             begun_by = self._begun.get(Source(stored.event.source))
             for begun, replica in self._replicas.items():
                 replica.fold(stored, wanted and begun == begun_by)
-            is_decision = wanted and type(stored.data) in self._role.deciding
+            is_decision = wanted and type(stored.data) in self.role.deciding
             if is_decision and begun_by not in self._replicas:
                 self._findings.skip(stored.event.type, UNSAID)
 
@@ -150,7 +164,7 @@ class Leaders:
 
     def lose_blocks(self) -> None:
         """Block events went by policy here."""
-        for replica in self._replicas.values() if Channel.CACHE in self._role.hears else ():
+        for replica in self._replicas.values() if Channel.CACHE in self.role.hears else ():
             replica.settle()
             replica.broken = replica.broken or DROPPED
 
@@ -165,10 +179,10 @@ class Leaders:
         return [replica.state for replica in self._replicas.values()]
 
     def _begin(self, begun: Beginning) -> None:
-        state = self._role.initial(begun)
+        state = self.role.initial(begun)
         if state is None:
             return
         for kept in self._past.kept(begun):
-            self._role.evolve(state, kept)
-        replica = self._replicas[begun] = LeaderReplica(self._role, state, self._log, self._findings)
+            self.role.evolve(state, kept)
+        replica = self._replicas[begun] = LeaderReplica(self.role, state, self._log, self._findings)
         replica.broken = HOLE if self._after_hole else None

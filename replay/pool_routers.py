@@ -1,6 +1,6 @@
 """Every router process of one log, from where its fold began to where the log has forgotten it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 
 from replay.beginnings import Beginning, Past, Registration
@@ -21,14 +21,22 @@ class Routers:
     """Give it every event of a log in order. `past` has folded what lies before it; `judge` is told of each decision, in the
     order of the log.
 
-    Processes that began alike share one fold until they have registered: from then on each has decisions of its own.
+    Processes that began alike share one fold until they have registered: from then on each has decisions of its own. Those of
+    which `mine` is false are not folded: somebody else judges their decisions.
     """
 
-    def __init__(self, registrations: Sequence[Registration], past: Past, judge: Judge) -> None:
+    def __init__(
+        self,
+        registrations: Sequence[Registration],
+        past: Past,
+        judge: Judge,
+        mine: Callable[[Source], bool] = lambda _: True,
+    ) -> None:
         self._judge = judge
+        self._mine = mine
         self._past = past
         self._backlog = Backlog()
-        self._waiting = [each for each in registrations if each.begun.cost_model() is not None]
+        self._waiting = [each for each in registrations if each.begun.cost_model() is not None and mine(each.source)]
         self._shared: dict[Beginning, State] = {}
         self._replicas: dict[Source, RouterReplica] = {}
         self._without_blocks: set[Beginning] = set()
@@ -43,7 +51,7 @@ class Routers:
         self._backlog.append(stored)
         if replica := self._replicas.get(stored.event.source):
             replica.own(stored)
-        elif isinstance(stored.data, DECISIONS):
+        elif isinstance(stored.data, DECISIONS) and self._mine(stored.event.source):
             self._judge(Decided(stored, None, UNSAID))
         if len(self._backlog) > BACKLOG_EVENTS_MAX:
             self._forget_oldest()

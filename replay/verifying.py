@@ -7,17 +7,16 @@ What cannot be derived again is counted with its reason, never taken for right: 
 not say what it began with.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from replay import history
 from replay.beginnings import Past, Registration
 from replay.findings import RECORDED_INPUTS, Findings, Place
 from replay.leaders import Leaders
+from replay.parts import WHOLE, Part
 from replay.pool_routers import UNSAID, Routers
 from replay.roles import CACHE_MANAGER, controller_role
 from replay.routers import Decided, from_recorded_inputs
-from services.ledger import database, reading
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
     CacheLeadershipTaken,
@@ -28,8 +27,6 @@ from shared.contracts.events import (
 )
 from shared.contracts.ids import Source
 from shared.model.holders import Holders
-
-Progress = Callable[[int], None]
 
 SEQ_MAX = 2**63 - 1
 
@@ -54,19 +51,6 @@ class Span(NamedTuple):
 EVERYTHING = Span()
 
 
-class Verification(NamedTuple):
-    """What was read and what was found."""
-
-    logs: int
-    events: int
-    findings: Findings
-
-    @property
-    def clean(self) -> bool:
-        """Something was checked, and nothing differs."""
-        return self.findings.clean and self.findings.checked.total() > 0
-
-
 class LogVerifier:
     """Is given every event of one log in order. Pure."""
 
@@ -79,25 +63,29 @@ class LogVerifier:
         *,
         inherited: Iterable[Stored] = (),
         deep: bool = False,
+        part: Part = WHOLE,
     ) -> None:
+        """`part`: decisions outside of it are folded, and not derived."""
         self.past = Past(inherited)
         self._log = log
         self._span = span
         self._findings = findings
         self._deep = deep
+        self._part = part
         self._coefficients = {each.source: each.begun.cost_model() for each in begun}
-        self._routers = Routers([each for each in begun if each.kind == RouterRegistered.TYPE], self.past, self._placed)
-        controllers = [each for each in begun if each.kind == LeadershipTaken.TYPE]
-        managers = [each for each in begun if each.kind == CacheLeadershipTaken.TYPE]
-        self._leaders = (
-            Leaders(controller_role(deep=deep), controllers, self.past, log, findings),
-            Leaders(CACHE_MANAGER, managers, self.past, log, findings),
-        )
+        routers = [each for each in begun if each.kind == RouterRegistered.TYPE]
+        self._routers = Routers(routers, self.past, self._placed, part.has)
+        leading = {LeadershipTaken.TYPE: controller_role(deep=deep), CacheLeadershipTaken.TYPE: CACHE_MANAGER}
+        self._leaders = [
+            Leaders(role, [each for each in begun if each.kind == kind], self.past, log, findings)
+            for kind, role in leading.items()
+            if part.leads(kind)
+        ]
 
     def fold(self, stored: Stored) -> None:
         """The next event."""
         wanted = self._span.holds(stored)
-        if wanted and isinstance(stored.data, RequestAssigned):
+        if wanted and self._part.inputs and isinstance(stored.data, RequestAssigned):
             self._check_inputs(stored, stored.data)
         self._routers.fold(stored)
         for each in self._leaders:
@@ -130,7 +118,7 @@ class LogVerifier:
     def check(self) -> None:
         """Every folded state agrees with itself. AssertionError says where it does not."""
         self._routers.check()
-        for state in self._leaders[1].states:
+        for state in (state for leaders in self._leaders if leaders.role is CACHE_MANAGER for state in leaders.states):
             state.holders.check()
             state.trie.check(state.holders)
 
@@ -153,34 +141,3 @@ class LogVerifier:
 
     def _place(self, stored: Stored) -> Place:
         return Place(self._log, stored.stream_seq, stored.event.correlation or stored.event.source)
-
-
-async def verify(
-    database_url: str, span: Span = EVERYTHING, *, deep: bool = False, progress: Progress | None = None
-) -> Verification:
-    """Verify the record as of now: one snapshot of the database, which others go on writing to. Sequences in `span` are those
-    of the newest log.
-
-    `progress` is told how many events have been folded. Errors: those of `database.connect`.
-    """
-    connection = await database.connect(database_url)
-    findings, events, inherited = Findings(), 0, list[Stored]()
-    try:
-        async with connection.transaction(isolation="repeatable_read", readonly=True):
-            logs = await reading.logs(connection)
-            for log in logs:
-                asked = span if log is logs[-1] else span.in_older_log()
-                begun = await history.registrations(connection, log.log)
-                verifier = LogVerifier(str(log.log), begun, asked, findings, inherited=inherited, deep=deep)
-                missing = await history.holes(connection, log, verifier)
-                async for page in history.pages(connection, log, missing):
-                    for stored in page:
-                        verifier.fold(stored)
-                    events += len(page)
-                    if progress is not None:
-                        progress(events)
-                verifier.end()
-                inherited = verifier.past.legacy()
-        return Verification(len(logs), events, findings)
-    finally:
-        await connection.close()

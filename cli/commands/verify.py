@@ -7,7 +7,7 @@ import typer
 from cli.commands.events import EXIT_FAILED, Json, examine, run
 
 if TYPE_CHECKING:
-    from replay.verifying import Verification
+    from replay.verification import Verification
 
 From = Annotated[str | None, typer.Option("--from", metavar="SEQ|TIME", help="the first decision to compare")]
 To = Annotated[str | None, typer.Option("--to", metavar="SEQ|TIME", help="the last one")]
@@ -20,6 +20,9 @@ def verify(
     chain: Annotated[
         bool, typer.Option("--chain", help="examine the record's rows, chains and seals first, like `events audit`")
     ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=64, help="processes [default: up to 3, as the record is worth]")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Decide again, with the services' own code, on the states that the record gives, and compare.
@@ -31,7 +34,7 @@ def verify(
     from cli.events.printing import progress
     from cli.record.instants import span
     from cli.whereabouts import database_url
-    from replay.verifying import verify as verify_record
+    from replay.verification import verify as verify_record
 
     try:
         asked = span(first, last)
@@ -41,7 +44,7 @@ def verify(
     if chain:
         examine(url, settled=False, json=json)
     with progress("events folded") as told:
-        found = run(lambda: verify_record(url, asked, deep=deep, progress=told))
+        found = run(lambda: verify_record(url, asked, deep=deep, jobs=jobs, progress=told))
     if json:
         import orjson
 

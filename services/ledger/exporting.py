@@ -4,15 +4,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-from services.ledger import database, reading, seals
+from services.ledger import database, reading, seals, snapshots
 from services.ledger.bundles import BundleWriter, ChainResumes, Gap, Header, LogBegins, LogEnds, Row
 from services.ledger.reading import LogInfo
 from services.ledger.records import BIGINT_MAX, CHAIN_ORIGIN, LOG_TABLES, LogTable, link, record
 from shared.contracts.events import BlockDayDropped, DroppedRun
 
 FIRST_LATER = """
-SELECT least((SELECT min(stream_seq) FROM decisions WHERE log = $1 AND time_ns > $2),
-             (SELECT min(stream_seq) FROM block_events WHERE log = $1 AND time_ns > $2))
+SELECT least((SELECT min(stream_seq) FROM decisions WHERE log = $1 AND stream_seq > $3 AND time_ns > $2),
+             (SELECT min(stream_seq) FROM block_events WHERE log = $1 AND stream_seq > $3 AND time_ns > $2))
 """
 
 
@@ -101,12 +101,16 @@ class _Copy:
 
 
 async def _cut(connection: Any, logs: Sequence[LogInfo], to_seq: int, to_ns: int) -> list[LogInfo]:
-    """The logs, the last of them only as far as asked. A cut in an accepted gap is one before it."""
+    """The logs, the last of them only as far as asked. A cut in an accepted gap is one before it; one by time is behind the
+    last snapshot that was made by then, as for `replay --at`."""
     parts: list[LogInfo] = []
+    sent = await snapshots.before_time(connection, to_ns)
     for log in logs:
         last = min(log.stream_seq, to_seq) if log is logs[-1] else log.stream_seq
-        if to_ns < BIGINT_MAX:
-            later = await connection.fetchval(FIRST_LATER, log.log, to_ns, timeout=seals.STATEMENT_LIMIT_S)
+        if to_ns < BIGINT_MAX and not (sent and log.number < sent.log):
+            before_seq = sent.seq if sent and sent.log == log.number else 0
+            bounds = (log.log, to_ns, before_seq)
+            later = await connection.fetchval(FIRST_LATER, *bounds, timeout=seals.STATEMENT_LIMIT_S)
             last = last if later is None else min(last, later - 1)
         last = next((first - 1 for first, behind in log.gaps if first <= last < behind), last)
         if last:

@@ -55,7 +55,7 @@ class Notary:
                 due = reached is not None and await self._caught_up(reached) and self._is_due(reached)
                 sealed = await seals.seal(connection, reached) if reached and due else None
                 if reached is not None and sealed is not None:
-                    await snapshots.take(connection, reached)
+                    await snapshots.take(connection, reached, self._clock.now_ns())
             if sealed is not None:
                 self._said_seq = await self._voice.say(sealed)
                 self._logger.info("sealed", to_seq=sealed.to_seq, rows=sealed.count, head=sealed.head.hex())

@@ -23,11 +23,12 @@ NEWEST_KEPT = 24
 DAYS_KEPT = 400
 """Of older days the first one is kept: each has a few megabytes for a hundred thousand cached blocks."""
 
+# What lies in the record was sent before now: a sender's clock that is ahead of the ledger's must not put every later state
+# of the pool, and every day that snapshots are thinned to, into the future.
 NEWEST_CLOCK = """
-SELECT GREATEST(
-    (SELECT max(time_ns) FROM snapshots),
+SELECT GREATEST((SELECT max(time_ns) FROM snapshots), LEAST($4, GREATEST(
     (SELECT max(time_ns) FROM decisions WHERE log = $1 AND stream_seq > $2 AND stream_seq <= $3),
-    (SELECT max(time_ns) FROM block_events WHERE log = $1 AND stream_seq > $2 AND stream_seq <= $3), 0)
+    (SELECT max(time_ns) FROM block_events WHERE log = $1 AND stream_seq > $2 AND stream_seq <= $3), 0)))
 """
 
 THIN_OUT = f"""
@@ -50,14 +51,15 @@ SELECT s.log, s.stream_seq FROM snapshots s WHERE (s.log, s.stream_seq) >= ($1, 
 """
 
 
-async def take(connection: Any, reached: Extent) -> None:
-    """Keep the state at the checkpoint, within the caller's repeatable-read transaction; older snapshots are thinned out."""
+async def take(connection: Any, reached: Extent, now_ns: int) -> None:
+    """Keep the state at the checkpoint, within the caller's repeatable-read transaction; older snapshots are thinned out.
+    `now_ns` is the ledger's clock."""
     number = await connection.fetchval("SELECT number FROM logs WHERE log = $1", reached.log)
     place = Place(number, reached.stream_seq)
     if await connection.fetchval("SELECT EXISTS (SELECT FROM snapshots WHERE log = $1 AND stream_seq = $2)", *place):
         return
     before = await connection.fetchval("SELECT max(stream_seq) FROM snapshots WHERE log = $1", number) or 0
-    clocks = (reached.log, before, reached.stream_seq)
+    clocks = (reached.log, before, reached.stream_seq, now_ns)
     newest_ns = await connection.fetchval(NEWEST_CLOCK, *clocks, timeout=STATEMENT_LIMIT_S)
     await connection.execute("INSERT INTO snapshots (log, stream_seq, time_ns) VALUES ($1, $2, $3)", *place, newest_ns)
     for model in MODELS:
@@ -76,7 +78,7 @@ async def before_seq(connection: Any, place: Place) -> Place | None:
 
 
 async def before_time(connection: Any, time_ns: int) -> Place | None:
-    """The last snapshot of nothing that was sent later than `time_ns`."""
+    """The last snapshot of nothing that was sent later than `time_ns`, clocks that were ahead of the ledger's left aside."""
     sql = "SELECT log, stream_seq FROM snapshots WHERE time_ns <= $1 ORDER BY 1 DESC, 2 DESC LIMIT 1"
     return _place(await connection.fetchrow(sql, time_ns))
 

@@ -1,6 +1,7 @@
 """`vertumnus replay` gives the state that the read models had at the time."""
 
 import asyncio
+import io
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from cli.main import app
 from replay.instants import Instant, states
 from services.ledger import queries
+from services.ledger.exporting import export
 from tests.replay.conftest import arrivals
 from tests.replay.lagging_world import World
 from tests.services.ledger.conftest import Seals
@@ -106,6 +108,29 @@ async def test_from_a_snapshot_comes_what_comes_from_the_beginning(
     await writer.connection.execute("DELETE FROM snapshots")
     told = await states(writer.url, asked)
     assert [{**each, "folded_from": None} for each in one_by_one] == told
+
+
+async def test_one_clock_that_is_ahead_does_not_hide_what_came_later(writer: RecordWriter) -> None:
+    world = World(6)
+    world.run(200)
+    third, hour_ns = len(world.log) // 3, 3_600 * 10**9
+    ahead = world.log[third // 2]
+    event = ahead.event.model_copy(update={"time_ns": ahead.event.time_ns + 20 * 365 * 24 * hour_ns})
+    world.log[third // 2] = ahead._replace(event=event)
+    await writer.write(arrivals(world.log[:third]))
+    sealed_ns = world.log[third - 1].event.time_ns + 1
+    await keep(writer, sealed_ns)
+    await writer.write(arrivals(world.log[third : 2 * third], third + 1))
+    await keep(writer, world.now_ns + hour_ns)
+    await writer.write(arrivals(world.log[2 * third :], 2 * third + 1))
+    times = [world.log[third + 20].event.time_ns, world.now_ns + 2 * hour_ns]
+    later = [each.stream_seq for each in world.log[third:] if each.event.time_ns > times[0]]
+    last = [later[0] - 1, len(world.log)]
+    assert last[0] > third
+    told = await states(writer.url, [Instant(each, False) for each in times])
+    assert [each["place"]["stream_seq"] for each in told] == last
+    file = io.BytesIO()
+    assert (await export(writer.url, file, to_ns=times[0])).to_seq == last[0]
 
 
 async def test_caches_behind_a_day_that_has_gone_are_not_made_up(writer: RecordWriter) -> None:

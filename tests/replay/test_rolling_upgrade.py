@@ -2,7 +2,7 @@
 
 from replay.explaining import explain
 from replay.instants import Instant, states
-from replay.verifying import verify
+from replay.verification import verify
 from services.ledger.audit import audit
 from services.ledger.rebuild import rebuild
 from tests.replay.conftest import arrivals

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,7 +19,13 @@ from services.controller import windows
 from services.router import decider as router
 from services.router import in_flight, lines, loads, outlook, placement, rate
 from shared.contracts.envelope import Stored
-from shared.contracts.events import NodeLost, RequestAssigned, RequestReceived, RouterRegistered
+from shared.contracts.events import (
+    CacheScanCompleted,
+    NodeLost,
+    RequestAssigned,
+    RequestReceived,
+    RouterRegistered,
+)
 from shared.contracts.ids import NodeId
 from shared.model import holders as holders_model
 from shared.model.calibration import Calibration
@@ -152,6 +159,20 @@ def test_only_the_asked_range_is_compared_and_all_before_it_is_folded() -> None:
     assert early.checked + late.checked == whole.checked
     assert early.checked["request-assigned"] > 0 < late.checked["request-assigned"]
     assert verified(world.log, Span(from_ns=world.now_ns + 1)).checked == Counter()
+
+
+def test_a_range_that_begins_within_a_batch_of_a_leader_compares_the_rest_of_it() -> None:
+    world = World(1)
+    world.run(1_200)
+    inside = [
+        second
+        for first, second in pairwise(world.log)
+        if isinstance(first.data, CacheScanCompleted) and second.event.type == "replication-requested"
+    ]
+    assert len(inside) > 3
+    for each in inside:
+        found = verified(world.log, Span(from_seq=each.stream_seq, to_seq=each.stream_seq))
+        assert (found.differences, found.checked[each.event.type]) == ([], 1)
 
 
 def second_best(choose: Callable[..., Any]) -> Callable[..., Any]:

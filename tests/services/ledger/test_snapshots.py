@@ -5,7 +5,7 @@ from services.ledger import snapshots
 from services.ledger.loading import load
 from services.ledger.patches import Place
 from services.ledger.rebuild import rebuild
-from services.ledger.records import Arrival
+from services.ledger.records import BIGINT_MAX, Arrival
 from services.ledger.seals import extent, seal
 from tests.services.ledger.conftest import Seals, story
 from tests.services.ledger.record_writer import RecordWriter, tables
@@ -19,12 +19,12 @@ def later(seals: Seals, name: str) -> list[Arrival]:
     return seals.arrivals(told for _ in range(20) for told in traffic.request())
 
 
-async def keep(writer: RecordWriter) -> Place:
-    """A snapshot of now, as the notary takes one."""
+async def keep(writer: RecordWriter, now_ns: int = BIGINT_MAX) -> Place:
+    """A snapshot of now, as the notary takes one; without `now_ns` no sender's clock is ahead of the ledger's."""
     async with writer.connection.transaction(isolation="repeatable_read"):
         reached = await extent(writer.connection)
         assert reached is not None
-        await snapshots.take(writer.connection, reached)
+        await snapshots.take(writer.connection, reached, now_ns)
     return Place(writer.checkpoint.number, writer.checkpoint.stream_seq)
 
 

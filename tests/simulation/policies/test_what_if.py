@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from replay.verifying import EVERYTHING, Span, verify
+from replay.verification import verify
+from replay.verifying import EVERYTHING, Span
 from services.ledger.records import Arrival
 from shared.contracts.codec import encode
 from shared.contracts.envelope import Stored
