@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from services.cachemgr import choosing, demand, reclamation, regret, replication
 from services.cachemgr.choosing import View
-from services.cachemgr.reconciliation import reconcile
+from services.cachemgr.reconciliation import Known, reconcile
 from services.cachemgr.replication import Operations
 from services.cachemgr.trie import Trie
 from shared.contracts.copy_commands import Copy, Evict
@@ -201,8 +201,9 @@ def orders(state: State) -> dict[str, Copy | Evict]:
 def reconcile_placements(state: State) -> list[EventData]:
     """`placement-reconciled` for each node whose ranks have all adopted a planned epoch."""
     found = ((plan, state.pool.nodes.get(node)) for node, plan in sorted(state.plans.items()))
+    known = Known(state.holders, state.trie, state.parameters)
     return [
-        reconcile(plan, node, state.holders)
+        reconcile(plan, node, known)
         for plan, node in found
         if node is not None
         and node.spec is not None

@@ -14,12 +14,14 @@ PREFIXES_MAX = 1_000
 
 
 class Prefix(BaseModel):
-    """One node of the trie. `replicas`, `access` and `missed_s` are by degree; degrees with none are left out."""
+    """One node of the trie. `replicas`, `access` and `missed_s` are by degree; degrees with none are left out. `pending` are
+    the workers that a split has left it to, and that have yet to bring it."""
 
     block: str
     parent: str | None
     depth: int
     holders: list[WorkerId]
+    pending: list[WorkerId]
     replicas: dict[int, int]
     access: dict[int, float]
     missed_s: dict[int, float]
@@ -56,6 +58,7 @@ def _prefix(state: State, node: Node, demand: Demand) -> Prefix:
         parent=node.parent.block.hex() if node.parent else None,
         depth=node.depth,
         holders=sorted(state.holders.index.holders(node.block)),
+        pending=state.holders.pending.workers(node.block),
         replicas={degree: count for degree, count in zip(DEGREES, node.replicas, strict=True) if count},
         access={degree: value for degree, value in zip(DEGREES, demand.access, strict=True) if value},
         missed_s={degree: value for degree, value in zip(DEGREES, demand.missed, strict=True) if value},

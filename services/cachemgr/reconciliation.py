@@ -9,19 +9,26 @@ Nothing moves in a switch, so what is certain follows from which ranks stay toge
     a split, cyclic layout   nothing: where a block lies depends on the geometry it was stored under, which only the
                              agent knows; its report after the switch says what each child can use
 
-Metadata that does not fit one event is left out; the agent's report brings it. Choosing which child serves which prefix by
-demand, and fetching what lies on the sibling, is a policy and not here.
+In a split with the cyclic layout each prefix is assigned to one child, hot ones to all (`assigning.py`), and is *pending*
+there: its blocks lie on the siblings' ranks too, and come with the first request that wants them. What was pending before
+stays so, also through another switch. Metadata that does not fit one event is left out; of certain blocks the agent's report brings it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import and_, or_
+from typing import NamedTuple
 
+from services.cachemgr.assigning import assign
+from services.cachemgr.node import INDEX
+from services.cachemgr.trie import Trie
 from shared.contracts.events import BlockRun, PlacementReconciled, ReconciledWorker, ReconfigurationPlanned
 from shared.contracts.ids import BlockId, worker_id
 from shared.model.holders import Holders
 from shared.model.lattice import Group, groups_of
-from shared.model.pool import Node
+from shared.model.parameters import Parameters
+from shared.model.pending import Parents
+from shared.model.pool import Node, Worker
 
 METADATA_BYTES_MAX = 800_000
 """Of one event, which may have 1,000,000."""
@@ -29,30 +36,56 @@ METADATA_BYTES_MAX = 800_000
 RUN_BYTES, BLOCK_BYTES = 90, 22
 """What a run and each of its blocks take in JSON, at most."""
 
-Parents = Mapping[BlockId, BlockId | None]
-"""Each held block's parent; prefix-closed."""
+
+class Known(NamedTuple):
+    """What the metadata follows from, besides the plan and its node."""
+
+    holders: Holders
+    trie: Trie
+    parameters: Parameters
 
 
-def reconcile(plan: ReconfigurationPlanned, node: Node, holders: Holders) -> PlacementReconciled:
+def reconcile(plan: ReconfigurationPlanned, node: Node, known: Known) -> PlacementReconciled:
     """The metadata of the plan's epoch. `node` still has the workers of the old one."""
     assert node.spec is not None, "a node that is reconfigured has registered"
+    cyclic = node.spec.kv_layout == "cyclic"
+    groups = groups_of(plan.new_composition)
+    certain = {group: _certain(group, node, known.holders, cyclic) for group in groups}
+    pending = _pending(groups, node, known) if cyclic else {}
+    retained: dict[Group, tuple[BlockRun, ...]] = {}
     room = METADATA_BYTES_MAX
+    for group in groups:
+        retained[group], room = _fitting(runs_of(certain[group]), room)
     workers = []
-    for group in groups_of(plan.new_composition):
-        retained: list[BlockRun] = []
-        for run in runs_of(_certain(group, node, holders, node.spec.kv_layout == "cyclic")):
-            room -= RUN_BYTES + len(run.block_ids) // 16 * BLOCK_BYTES
-            if room < 0:
-                break
-            retained.append(run)
+    for number, group in enumerate(groups):
+        # What one worker does not need of its share is the next one's.
+        share = room // (len(groups) - number)
+        runs, left = _fitting(runs_of(pending.get(group, {})), share)
+        room -= share - left
         worker = worker_id(plan.node, plan.epoch, group.first_rank)
-        workers.append(ReconciledWorker(worker=worker, retained=tuple(retained)))
+        workers.append(ReconciledWorker(worker=worker, retained=retained[group], pending=runs))
     return PlacementReconciled(node=plan.node, epoch=plan.epoch, workers=tuple(workers))
+
+
+def _fitting(runs: Iterable[BlockRun], room: int) -> tuple[tuple[BlockRun, ...], int]:
+    """The first of `runs` that have room together, and what is left of it."""
+    found: list[BlockRun] = []
+    for run in runs:
+        needed = RUN_BYTES + len(run.block_ids) // 16 * BLOCK_BYTES
+        if needed > room:
+            break
+        room -= needed
+        found.append(run)
+    return tuple(found), room
+
+
+def _overlapping(group: Group, node: Node) -> list[Worker]:
+    return [worker for worker in node.workers if set(worker.group.ranks) & set(group.ranks)]
 
 
 def _certain(group: Group, node: Node, holders: Holders, cyclic: bool) -> Parents:
     """What the group's worker can surely use."""
-    old = [worker for worker in node.workers if set(worker.group.ranks) & set(group.ranks)]
+    old = _overlapping(group, node)
     held: list[dict[BlockId, BlockId | None]] = [dict(holders.index.held(worker.id)) for worker in old]
     if len(old) == 1 and old[0].group != group and cyclic:
         return {}
@@ -61,6 +94,36 @@ def _certain(group: Group, node: Node, holders: Holders, cyclic: bool) -> Parent
     kept = reduce(or_ if cyclic else and_, (each.keys() for each in held))
     together = reduce(or_, held)
     return {block: parent for block, parent in together.items() if block in kept}
+
+
+def _pending(groups: Iterable[Group], node: Node, known: Known) -> dict[Group, Parents]:
+    """What each group's worker may bring from other ranks: what it was assigned, or what its parts had pending."""
+    found: dict[Group, Parents] = {}
+    children: dict[Group, list[Group]] = {}
+    for group in groups:
+        old = _overlapping(group, node)
+        if len(old) == 1 and old[0].group != group:
+            children.setdefault(old[0].group, []).append(group)
+        else:
+            found[group] = reduce(or_, (dict(known.holders.pending.at(worker.id)) for worker in old))
+    for worker in node.workers:
+        if worker.group in children:
+            found.update(_assigned(worker, children[worker.group], node, known))
+    return found
+
+
+def _assigned(ending: Worker, children: list[Group], node: Node, known: Known) -> Iterator[tuple[Group, Parents]]:
+    """What `ending` held, and what was pending there, by child."""
+    assert node.spec is not None, "a node that is reconfigured has registered"
+    degree, trie = INDEX[ending.degree], known.trie
+
+    def demand(block: BlockId) -> float:
+        found = trie.nodes.get(block)
+        return trie.demand(found).access[degree] / max(1, found.replicas[degree]) if found is not None else 0.0
+
+    parents = {**known.holders.pending.at(ending.id), **dict(known.holders.index.held(ending.id))}
+    rooms = [node.spec.blocks_per_rank * child.degree for child in children]
+    return zip(children, assign(parents, demand, known.parameters.theta_intra, rooms), strict=True)
 
 
 def runs_of(parents: Parents) -> Iterator[BlockRun]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from services.router import loads as loads_model
 from services.router.loads import Loads
-from services.router.outlook import Outlook, forecast, weights
+from services.router.outlook import Outlook, bringing, forecast, weights
 from services.router.placement import RUNNERS_UP, Placement, Question, choose, eligible, serving
 from services.router.rate import Rate
 from shared.contracts.envelope import Channel, EventData, Stored
@@ -140,6 +140,8 @@ def weigh(
     spec = serving(state.pool)
     if weights(state.parameters).policy != "vertumnus" or spec is None:
         by = weights(state.parameters)
+        if spec is not None and state.holders.pending.of_worker:
+            candidates = bringing(look_out(state, spec, question.now_ns), question, candidates)
         return choose(candidates, question.prompt_tokens, state.coefficients, by, runners_up), excluded
     outlook = look_out(state, spec, question.now_ns)
     candidates = forecast(outlook, question, candidates)
@@ -152,7 +154,8 @@ def look_out(state: State, spec: NodeRegistered, now_ns: int) -> Outlook:
     workers = sum(len(node.workers) for node in state.pool.nodes.values() if node.alive and not node.cordoned)
     load_ppm = state.rate.load_ppm(now_ns, workers)
     by = weights(state.parameters, load_ppm)
-    return Outlook(state.loads, state.calibration, state.coefficients, state.parameters, by, load_ppm, spec)
+    pending = state.holders.pending
+    return Outlook(state.loads, state.calibration, state.coefficients, state.parameters, by, load_ppm, spec, pending)
 
 
 def receive(state: State, arrival: Arrival, moment: Moment, by: Place = place) -> list[EventData]:

@@ -10,6 +10,8 @@
 
 Of what a worker offers (its own blocks, those in flight, those of a source) the cheapest counts. A worker whose cache is not
 known at all gets credit for nothing but a fetch.
+
+Under every policy, what a split has left pending at a worker is priced as a fetch from its own node (model, 2.4).
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -26,6 +28,7 @@ from shared.model.blocks import reusable_tokens
 from shared.model.calibration import PPM, Calibration
 from shared.model.cost import Coefficients
 from shared.model.parameters import Parameters
+from shared.model.pending import Pending
 
 LOAD_PPM_MAX = 900_000
 """β is 10 there, and would be without bound at a load of 1."""
@@ -58,6 +61,17 @@ class Outlook(NamedTuple):
     weights: Weights
     load_ppm: int
     spec: NodeRegistered
+    pending: Pending
+
+
+def bringing(outlook: Outlook, question: Question, candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates, with what is pending there where a fetch of it is cheaper than to compute it: all that policies other
+    than `vertumnus` know of what will have happened."""
+    smallest = min((each.degree for each in candidates), default=1)
+    pricing = Pricing(outlook.coefficients, question.prompt_tokens, outlook.weights, smallest)
+    return [
+        min((each, *_pending(outlook, question, each)), key=lambda way: pricing.of(way).price_us) for each in candidates
+    ]
 
 
 def forecast(outlook: Outlook, question: Question, candidates: list[Candidate]) -> list[Candidate]:
@@ -79,7 +93,8 @@ def forecast(outlook: Outlook, question: Question, candidates: list[Candidate]) 
         load = outlook.loads.of_worker.get(each.worker) if ordered else None
         there = coming.get(each.worker)
         alike: Hashable = None
-        if load is None and there is None:
+        lacks_nothing = each.worker not in outlook.pending.of_worker
+        if load is None and there is None and lacks_nothing:
             alike = each[1:], _can_fetch(outlook, each.worker), bool(sources) and sources[0].worker == each.worker
             if (twin := idle.get(alike)) is not None:
                 best.append(Candidate(each.worker, *twin[1:]))
@@ -89,6 +104,8 @@ def forecast(outlook: Outlook, question: Question, candidates: list[Candidate]) 
             offers += _in_flight(outlook, question, each, there)
         if sources:
             offers += _fetched(outlook, each, sources)
+        if not lacks_nothing:
+            offers += map(_Offer, _pending(outlook, question, each))
         ways = [_in_line(offer, load, pricing, question) if load else offer.candidate for offer in offers]
         best.append(ways[0] if len(ways) == 1 else min(ways, key=lambda way: pricing.of(way).price_us))
         if alike is not None:
@@ -128,14 +145,27 @@ def _sources(outlook: Outlook, candidates: Iterable[Candidate]) -> list[Candidat
 def _fetched(outlook: Outlook, each: Candidate, sources: list[Candidate]) -> Iterator[_Offer]:
     """With the longest prefix of another worker, if it is longer than this one's own."""
     source = sources[0] if sources[0].worker != each.worker else sources[1] if len(sources) > 1 else each
-    tokens = source.cached_tokens - each.cached_tokens
-    if tokens > 0 and _can_fetch(outlook, each.worker):
-        read_bytes = tokens * outlook.spec.kv_bytes_per_token
-        fetch_us = outlook.calibration.fetch_us(node_of(source.worker), read_bytes, outlook.parameters.fetch_mb_per_s)
-        longer = each._replace(
-            cached_tokens=source.cached_tokens, fetched_tokens=tokens, fetch_us=fetch_us, fetch_from=source.worker
-        )
-        yield _Offer(longer)
+    if source.cached_tokens > each.cached_tokens and _can_fetch(outlook, each.worker):
+        yield _Offer(_reading(outlook, each, source.worker, source.cached_tokens))
+
+
+def _pending(outlook: Outlook, question: Question, each: Candidate) -> Iterator[Candidate]:
+    """With what a split has left for it on its node."""
+    node, block_tokens = node_of(each.worker), outlook.spec.block_tokens
+    if not _can_fetch(outlook, each.worker) or outlook.loads.fetching.get(node, 0) >= FETCHES_PER_SOURCE_MAX:
+        return
+    blocks = outlook.pending.reaches(each.worker, question.chain, each.cached_tokens // block_tokens)
+    tokens = reusable_tokens(blocks, block_tokens, question.prompt_tokens)
+    if tokens > each.cached_tokens:
+        yield _reading(outlook, each, each.worker, tokens)
+
+
+def _reading(outlook: Outlook, each: Candidate, source: WorkerId, tokens: int) -> Candidate:
+    """With the first `tokens` of the prompt, of which those that it lacks are read from the node of `source`."""
+    lacking = tokens - each.cached_tokens
+    read_bytes = lacking * outlook.spec.kv_bytes_per_token
+    fetch_us = outlook.calibration.fetch_us(node_of(source), read_bytes, outlook.parameters.fetch_mb_per_s)
+    return each._replace(cached_tokens=tokens, fetched_tokens=lacking, fetch_us=fetch_us, fetch_from=source)
 
 
 def _can_fetch(outlook: Outlook, worker: WorkerId) -> bool:

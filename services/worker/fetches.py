@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from services.worker.cache_events import CopyCause
 from services.worker.engine.protocol import Engine
 from services.worker.job import Fetched, Job, JobKey
 from services.worker.origins import of_job
@@ -151,7 +152,7 @@ class Fetches:
             blocks=job.chain[: fetch_blocks(job)],
             sources=(source,),
             limit_s=wanted.limit_s,
-            cause="fetch",
+            cause=fetch_cause(job),
             origin=of_job(job),
         )
         reply = await self._transfers.bring(transfer)
@@ -177,6 +178,11 @@ def fetch_source(job: Job) -> NodeId:
     """The node that it reads from."""
     assert job.assign.fetch_from is not None, f"{job.key} has nothing to fetch"
     return node_of(job.assign.fetch_from)
+
+
+def fetch_cause(job: Job) -> CopyCause:
+    """What a worker reads for itself is what a split has left pending there."""
+    return "reconciliation" if job.assign.fetch_from == job.worker else "fetch"
 
 
 def fetch_blocks(job: Job) -> int:

@@ -4,7 +4,8 @@ A worker's own index is the authority; this is its projection, kept as a tree of
 call gives the longest match of a prompt at every worker. Each worker's cache events are numbered without gaps per incarnation:
 after a gap nothing that was known before it is credited (`degraded`), an incarnation that was not registered gets no credit at
 all (`blind`), until a full report is folded. Nor does a worker whose beginning the log has dropped (`Stored.kept`). What a
-blind worker says it has stored is not even kept, as the report will say it again.
+blind worker says it has stored is not even kept, as the report will say it again. What a split has assigned to a worker that
+cannot use it yet is apart (`pending.py`).
 """
 
 from collections import OrderedDict
@@ -25,12 +26,14 @@ from shared.contracts.events import (
     NodeLost,
     NodeRegistered,
     PlacementReconciled,
+    PrefillCompleted,
     RequestReceived,
     RouterLost,
     Trust,
 )
 from shared.contracts.ids import BlockId, NodeId, RequestId, Source, WorkerId, node_of, unpack_block_ids
 from shared.model.lost_routers import LostRouters
+from shared.model.pending import Pending
 from shared.model.prefix_index import PrefixIndex
 
 ENDED_CHAINS_MAX = 10_000
@@ -75,6 +78,7 @@ class Holders:
     ended_blocks: int = 0
     incarnations: dict[NodeId, int] = field(default_factory=dict)
     reconciled: dict[tuple[NodeId, int], PlacementReconciled] = field(default_factory=dict)
+    pending: Pending = field(default_factory=Pending)
     lost_routers: LostRouters = field(default_factory=LostRouters)
     watcher: Watcher | None = None
 
@@ -92,6 +96,9 @@ class Holders:
         self.index.check()
         credited = {worker for worker, held in self.workers.items() if held.trust != "blind"}
         assert self.index.counts.keys() <= credited, "a worker of which nothing is known holds blocks"
+        assert self.pending.of_worker.keys() <= self.workers.keys(), (
+            "blocks are pending at a worker that does not exist"
+        )
         assert self.ended_blocks == sum(self.ended.values()), "the blocks of ended requests are miscounted"
 
 
@@ -122,6 +129,8 @@ def evolve(holders: Holders, stored: Stored) -> None:
             holders.lost_routers.add(lost.source)
             for request in [each for each, source in holders.open.items() if source == lost.source]:
                 end(holders, request)
+        case PrefillCompleted() as data:
+            holders.pending.passed(data.worker, holders.chains.get(data.request, ()))
         case BlocksStored() as data:
             if held := _in_order(holders, data.worker, data.incarnation, data.number):
                 _store(holders, data, held)
@@ -138,6 +147,7 @@ def evolve(holders: Holders, stored: Stored) -> None:
         case NodeLost() | NodeDeclaredLost() as data if data.incarnation >= holders.incarnations.get(data.node, 0):
             for worker in [each for each in holders.workers if node_of(each) == data.node]:
                 _clear(holders, worker)
+                holders.pending.forget(worker)
         case PlacementReconciled() as data:
             holders.reconciled[data.node, data.epoch] = data
         case EpochCommitted() as data:
@@ -220,6 +230,7 @@ def _commit(holders: Holders, data: EpochCommitted, trust: Trust) -> None:
     for child in reconciled.workers if reconciled else ():
         if held := holders.workers.get(child.worker):
             _add_runs(holders, child.worker, held, child.retained)
+            holders.pending.begin(child.worker, child.pending)
 
 
 def _add_runs(holders: Holders, worker: WorkerId, held: Held, runs: Iterable[BlockRun]) -> None:
@@ -244,6 +255,7 @@ def _clear(holders: Holders, worker: WorkerId) -> None:
 def _forget(holders: Holders, worker: WorkerId) -> None:
     del holders.workers[worker]
     _clear(holders, worker)
+    holders.pending.forget(worker)
 
 
 def _dropped(holders: Holders, worker: WorkerId, blocks: Sequence[BlockId]) -> None:

@@ -21,6 +21,7 @@ from services.worker.fetches import (
     Wanted,
     decide,
     fetch_blocks,
+    fetch_cause,
     fetch_source,
 )
 from services.worker.job import Fetched, Job, JobKey
@@ -101,7 +102,7 @@ class Fetching:
                 evicted=pool.take_evicted(group),
             )
             number = self._state.numbers.get(job.worker, 0)
-            self._say(cache_events.copied(job.worker, self._state.incarnation, number, "fetch", copied))
+            self._say(cache_events.copied(job.worker, self._state.incarnation, number, fetch_cause(job), copied))
         held_blocks = wanted.held_tokens // self._setup.block_tokens
         tokens = max(0, self._tokens(job, held_blocks + len(installed.blocks)) - wanted.held_tokens)
         job.fetched = Fetched(wanted.held_tokens, tokens, round(seconds * US_PER_S), "stale-epoch" if void else None)

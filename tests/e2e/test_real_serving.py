@@ -91,13 +91,22 @@ class System:
 
     def set(self, **changes: object) -> None:
         """Change parameters of the pool, as an operator."""
+        self.operate("parameters", changes=changes)
+
+    def switch(self, *composition: int) -> int:
+        """Have the node serve another composition; its epoch."""
+        epochs = len(self.recorded("epoch-committed"))
+        self.operate("reconfigure", node="n0", composition=composition)
+        return int(self.until_recorded("epoch-committed", epochs + 1)[-1]["epoch"])
+
+    def operate(self, command: str, **asked: object) -> None:
         running = self.home.running()
         assert running is not None
         key = running.operator_key_file.read_text().strip()
         httpx.post(
-            f"{running.services['controller'].url}/v1/operator/parameters",
+            f"{running.services['controller'].url}/v1/operator/{command}",
             headers={"authorization": f"Bearer {key}"},
-            json={"asked_by": "test", "reason": "", "changes": changes},
+            json={"asked_by": "test", "reason": "", **asked},
             timeout=10,
         ).raise_for_status()
 
@@ -206,6 +215,37 @@ def test_a_hot_prefix_gets_a_second_copy_that_goes_when_it_is_cold(system: Syste
         assert system.complete(prompt)[0] == answers[0]
     finally:
         system.set(lam=0.1, cache_policy="lru")
+
+
+def test_a_split_leaves_prefixes_on_both_sides_and_they_come_with_the_first_prompt_that_wants_them(
+    system: System,
+) -> None:
+    """At λ = 0 the largest worker serves long prompts. After its split their blocks lie on the ranks of both halves. A fetch
+    that runs into its limit, as while the node's mover starts, leaves an ordinary miss; one of six does not."""
+    asked = prompts(6, 470)
+    system.set(lam=0.0, reconfiguration_policy="off")
+    try:
+        before = [system.complete(prompt) for prompt in asked]
+        epoch = system.switch(1, 1, 2, 2, 2)
+        halves = {f"n0/{epoch}/{rank}" for rank in (4, 6)}
+        [*_, reconciled] = system.recorded("placement-reconciled")
+        assert {each["worker"] for each in reconciled["workers"] if each["pending"]} == halves
+        after = [system.complete(prompt) for prompt in asked]
+        assert {worker for _, worker, _ in after} <= halves, "a request goes to where its prefix is pending"
+        came = [each["worker"] for each in system.recorded("blocks-stored") if each["cause"] == "reconciliation"]
+        reused = {worker for _, worker, cached in after if cached == 464}
+        assert reused
+        assert reused <= set(came)
+        epoch = system.switch(1, 1, 2, 4)
+        merged = [system.complete(prompt) for prompt in asked]
+        assert {worker for _, worker, _ in merged} == {f"n0/{epoch}/4"}
+        assert [cached for _, _, cached in merged] == [464] * len(asked)
+        assert [tokens for tokens, _, _ in (*after, *merged)] == [tokens for tokens, _, _ in before] * 2
+        model = AutoModelForCausalLM.from_pretrained(system.model_dir, dtype=torch.float32, local_files_only=True)
+        answers = [{"prompt": prompt, "output": tokens} for prompt, (tokens, _, _) in zip(asked, after, strict=True)]
+        assert recheck(model, answers).mismatches == 0
+    finally:
+        system.set(lam=0.1, reconfiguration_policy="paper")
 
 
 @pytest.mark.parametrize("victim", ["rank", "services.worker", "services.router", "services.ledger"])

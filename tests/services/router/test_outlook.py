@@ -2,12 +2,23 @@
 1 s + 4 s / C, cached ones 0.1 s."""
 
 import pytest
-from router_world import ME, NOW_NS, SECOND_NS, Log, arrival, blocks, pool_of, prefilled, started
+from router_world import ME, NOW_NS, SECOND_NS, Log, arrival, blocks, committed, pool_of, prefilled, started
 
 from services.router.decider import Arrival, Moment, assign_again, receive, redirect
 from services.router.outlook import weights
-from shared.contracts.events import BlocksStored, Frozen, ParametersChanged, PricedCandidate, RequestAssigned
-from shared.contracts.ids import RequestId, WorkerId
+from shared.contracts.copy_commands import FETCHES_PER_SOURCE_MAX
+from shared.contracts.events import (
+    BlockRun,
+    BlocksStored,
+    Frozen,
+    ParametersChanged,
+    PlacementReconciled,
+    PricedCandidate,
+    RankAdoptedEpoch,
+    ReconciledWorker,
+    RequestAssigned,
+)
+from shared.contracts.ids import NodeId, RequestId, WorkerId
 from shared.model.parameters import Parameters
 
 ADDITIONS = ("adaptive_beta", "in_flight_prefixes", "ordered_queue", "prefix_fetch", "stealing", "calibration")
@@ -265,3 +276,43 @@ class TestCalibration:
             )
         log.fold(ParametersChanged(parameters_version=2, changes={"placement_policy": "paper"}, asked_by="t"))
         assert {each.ratio for each in assign(log, arrival("r1")).candidates} == {1.0}
+
+
+class TestPending:
+    """n0 was split: of a prompt of ten blocks nothing is held, and all of it is pending at the first worker."""
+
+    @staticmethod
+    def split(log: Log, **changes: object) -> Log:
+        run = BlockRun(block_ids=b"".join(blocks(10)))
+        child = ReconciledWorker(worker=WorkerId("n0/2/0"), pending=(run,))
+        log.fold(
+            PlacementReconciled(node=NodeId("n0"), epoch=2, workers=(child,)),
+            *(RankAdoptedEpoch(node=NodeId("n0"), incarnation=1, rank=rank, epoch=2, switch_us=1) for rank in range(4)),
+            committed((2, 2), epoch=2),
+            ParametersChanged(parameters_version=2, changes={"lam": 0, "beta": 1, **changes}, asked_by="t"),
+        )
+        return log
+
+    @pytest.mark.parametrize("policy", ["paper", "vertumnus"])
+    def test_it_is_priced_as_a_fetch_from_its_own_node(self, policy: str) -> None:
+        log = self.split(pool(4, fetches=True, kv_bytes_per_token=1_000_000), placement_policy=policy)
+        assigned = assign(log, arrival("r1"))
+        # 900 MB at 10 GB/s, and 100 of 1,000 tokens at degree 2: 0.1 + 0.2 + 0.09 s.
+        assert (assigned.worker, assigned.cached_tokens, assigned.fetch_from) == ("n0/2/0", 900, "n0/2/0")
+        assert (assigned.fetch_blocks, assigned.service_us) == (9, 390_000 + 95_000)
+        assert at(assigned, "n0/2/2").cached_tokens == 0
+
+    @pytest.mark.parametrize("policy", ["paper", "vertumnus"])
+    def test_it_is_computed_where_that_is_cheaper(self, policy: str) -> None:
+        log = self.split(pool(4, fetches=True, kv_bytes_per_token=50_000_000), placement_policy=policy)
+        assert (assigned := assign(log, arrival("r1"))).fetch_from is None
+        assert assigned.cached_tokens == 0
+
+    def test_a_node_that_cannot_fetch_gets_no_credit_for_it(self) -> None:
+        log = self.split(pool(4), placement_policy="vertumnus")
+        assert assign(log, arrival("r1")).cached_tokens == 0
+
+    def test_no_more_are_read_at_a_time_than_a_node_serves(self) -> None:
+        log = self.split(pool(4, fetches=True, kv_bytes_per_token=1), placement_policy="paper")
+        found = [assign(log, arrival(f"r{number}")) for number in range(FETCHES_PER_SOURCE_MAX + 1)]
+        assert [each.fetch_from is not None for each in found] == [True] * FETCHES_PER_SOURCE_MAX + [False]

@@ -87,6 +87,71 @@ async def test_what_is_on_a_sibling_s_ranks_comes_the_same_way() -> None:
         assert split_of(completed(world, "here")) == (1, 0, 10 * BLOCK_TOKENS)
 
 
+def reconciled_at(world: World) -> list[tuple[WorkerId, int]]:
+    return [
+        (each.worker, each.blocks)
+        for each in world.events(BlocksStored)
+        if isinstance(each, BlocksStored) and each.cause == "reconciliation"
+    ]
+
+
+async def split_world(world: World, blocks: int = 10) -> None:
+    """Ranks 0 and 1 served a prompt of so many blocks together, and serve alone now: the even blocks lie on rank 0."""
+    await world.adopt(2, (2, 1, 1))
+    await world.ask(world.assignment("before", prompt(blocks * BLOCK_TOKENS), at=worker(0, epoch=2)))
+    await world.clock.advance(1.0)
+    await world.adopt(3, (1, 1, 1, 1))
+
+
+@pytest.mark.parametrize(("rank", "held"), [(0, 1), (1, 0)])
+async def test_what_a_split_left_on_the_sibling_s_ranks_comes_with_the_first_prompt_that_wants_it(
+    rank: int, held: int
+) -> None:
+    world = world_of()
+    async with running(world):
+        await split_world(world)
+        here = worker(rank, epoch=3)
+        await ask_for(world, "a", 10 * BLOCK_TOKENS + 5, at=here, fetch_from=here)
+        await world.clock.advance(1.0)
+        assert split_of(completed(world, "a")) == (5, held * BLOCK_TOKENS, (10 - held) * BLOCK_TOKENS)
+        assert reconciled_at(world) == [(here, 10 - held)]
+        assert fetched_at(world) == []
+        await ask_for(world, "b", 10 * BLOCK_TOKENS + 5, at=here, fetch_from=here)
+        await world.clock.advance(1.0)
+        assert completed(world, "b").fetch_fallback == "here"
+
+
+async def test_what_was_pending_and_has_been_evicted_is_computed_and_the_rest_before_it_comes() -> None:
+    """A prompt that fills rank 1 pushes out the odd blocks there: nobody holds them, so they are the first to go."""
+    world = world_of()
+    async with running(world):
+        await split_world(world)
+        here, there = worker(0, epoch=3), worker(1, epoch=3)
+        filling = world.engines[-1].describe().blocks_per_rank * BLOCK_TOKENS - 1
+        await world.ask(world.assignment("filling", prompt(filling, seed=5), at=there))
+        await world.clock.advance(10.0)
+        await ask_for(world, "a", 10 * BLOCK_TOKENS + 5, at=here, fetch_from=here)
+        await world.clock.advance(1.0)
+        done = completed(world, "a")
+        assert (done.fetch_fallback, split_of(done)) == ("no-source", (9 * BLOCK_TOKENS + 5, BLOCK_TOKENS, 0))
+
+
+async def test_a_second_switch_while_pending_blocks_come_stores_nothing_and_they_come_again_after_it() -> None:
+    world = world_of()
+    async with running(world):
+        await split_world(world)
+        here = worker(1, epoch=3)
+        await ask_for(world, "a", 10 * BLOCK_TOKENS + 5, at=here, fetch_from=here)
+        await world.clock.advance(0.006)
+        await world.adopt(4, (1, 1, 2))
+        await world.clock.advance(1.0)
+        assert reconciled_at(world) == []
+        again = worker(1, epoch=4)
+        await ask_for(world, "b", 10 * BLOCK_TOKENS + 5, at=again, fetch_from=again)
+        await world.clock.advance(1.0)
+        assert (split_of(completed(world, "b"))[0], reconciled_at(world)) == (5, [(again, 10)])
+
+
 async def test_others_go_first_while_a_prefix_is_on_its_way_but_not_in_order_of_arrival() -> None:
     for order, first in (("shortest-first", "b"), ("fcfs", "a")):
         world = world_of()

@@ -1,21 +1,26 @@
 """The cache manager's orders in virtual time: blocks move between real KV indexes, and what the log says is what they hold."""
 
+from functools import partial
 from random import Random
 
 import pytest
 
+from services.controller.saga import Move
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
     BlocksStored,
     CacheScanCompleted,
+    PrefillCompleted,
     ReclamationRequested,
     ReplicaInstalled,
     ReplicaReclaimed,
     ReplicationFailed,
     ReplicationRequested,
 )
+from shared.contracts.ids import BlockId, NodeId
 from shared.model.cost import load_coefficients
 from simulation.policies.arrivals import requests_of
+from simulation.policies.routers import Asked
 from simulation.policies.run import Simulation
 from simulation.policies.setup import Setup
 from simulation.workloads.drifting import Drift, drifting
@@ -65,3 +70,23 @@ def test_copies_and_reclamations_end_as_the_log_says(policy: str) -> None:
         for worker, group in node.steps.groups.items():
             resident = {block for _, run in node.steps.pool.resident(group).runs for block in run}
             assert resident == {block for block, _ in manager.holders.index.held(worker)}
+
+
+def test_a_prompt_after_a_split_brings_what_lies_on_the_other_ranks_and_after_a_merge_nothing() -> None:
+    """One node of four ranks: as one worker, as two, and as one again. The same prompt of 20 blocks in each time."""
+    log: list[Stored] = []
+    chain = tuple(BlockId(number.to_bytes(16)) for number in range(20))
+    setup = Setup(((4,),), load_coefficients("qwen3_30b_a3b_h20"), cache_manager=True)
+    simulation = Simulation(setup, log.append)
+    for at_s, composition in ((10, (2, 2)), (30, (4,))):
+        move = Move(NodeId("n0"), composition, "operator", "test")
+        simulation.agenda.after(at_s, partial(simulation.control.move, move))
+    simulation.run([Asked(at_s * 10**9, 20 * 512 + 1, chain) for at_s in (1, 20, 25, 40)])
+    simulation.check()
+    prefills = [each.data for each in log if isinstance(each.data, PrefillCompleted)]
+    assert [each.computed_tokens for each in prefills] == [20 * 512 + 1, 1, 1, 1]
+    brought = prefills[1].cached_fetched_tokens
+    assert brought in (18 * 512, 20 * 512), "a half of two ranks had two blocks of the path at hand, or none"
+    assert [each.cached_fetched_tokens for each in prefills] == [0, brought, 0, 0]
+    causes = [each.data.cause for each in log if isinstance(each.data, BlocksStored)]
+    assert causes.count("reconciliation") == 1
