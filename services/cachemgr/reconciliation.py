@@ -11,7 +11,8 @@ Nothing moves in a switch, so what is certain follows from which ranks stay toge
 
 In a split with the cyclic layout each prefix is assigned to one child, hot ones to all (`assigning.py`), and is *pending*
 there: its blocks lie on the siblings' ranks too, and come with the first request that wants them. What was pending before
-stays so, also through another switch. Metadata that does not fit one event is left out; of certain blocks the agent's report brings it.
+stays so, also through another switch. Metadata that does not fit one event is left out; of certain blocks the agent's report
+brings it.
 """
 
 from collections.abc import Iterable, Iterator
