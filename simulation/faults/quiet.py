@@ -85,13 +85,21 @@ def check_rest(scene: Scene) -> None:
         if loads.open or loads.of_worker or loads.output_tokens:
             raise Violation(f"{place.name}: reservations are left: {loads.of_worker}, {loads.output_tokens}")
         _check_gauges(place, "vertumnus_router_open_requests", "vertumnus_router_held_prompt_bytes")
-        _check_holders(scene, place.name, hosted.state.holders)
-    for place, manager in scene.hosted(cachemgr.Hosted):
-        _check_holders(scene, place.name, manager.state.holders)
+    check_caches(scene)
     scene.verified = check_decisions(scene)
     check_folds(scene)
     if scene.record.checkpoint != scene.checker.events[-1].stream_seq:
         raise Violation(f"the ledger has {scene.record.checkpoint} events of {len(scene.checker.events)}")
+
+
+def check_caches(scene: Scene) -> None:
+    """Every projection of the caches is the union of the workers' own indexes, and every trie that of its holders. Errors:
+    Violation, AssertionError."""
+    for place, hosted in scene.hosted(router.Hosted):
+        _check_holders(scene, place.name, hosted.state.holders)
+    for place, manager in scene.hosted(cachemgr.Hosted):
+        _check_holders(scene, place.name, manager.state.holders)
+        manager.state.trie.check(manager.state.holders)
 
 
 def _check_gauges(place: Place, *names: str) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import structlog
 from structlog.types import EventDict, WrappedLogger
 
-from simulation.faults.scenario import Scenario
+from simulation.faults.scenario import Scenario, Story
 from simulation.faults.world import World
 from simulation.loop import run
 
@@ -32,12 +32,12 @@ class Verdict(NamedTuple):
         return not self.violations
 
 
-def judge(scenario: Scenario) -> Verdict:
-    """Run it. The same scenario gives the same verdict, digest and all, in any process."""
+def judge(scenario: Scenario, goes_on: Story = lambda _: None) -> Verdict:
+    """Run it, and what it goes on with. The same scenario gives the same verdict, digest and all, in any process."""
     worlds: list[World] = []
 
     async def one_run() -> float:
-        worlds.append(World(scenario))
+        worlds.append(World(scenario, goes_on))
         await worlds[0].run()
         return asyncio.get_running_loop().time()
 

@@ -2,10 +2,12 @@
 so that a smaller scenario is the same one with parts left out.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal, NamedTuple, get_args
 
+from shared.contracts.envelope import Stored
 from shared.model.lattice import Composition
 
 FaultKind = Literal[
@@ -117,6 +119,10 @@ class Scenario:
             requests=_some(self.requests, requests),
             asks=_some(self.asks, asks),
         )
+
+
+Story = Callable[[Sequence[Stored]], Scenario | None]
+"""By the log so far, what comes next; None at the end."""
 
 
 def _some(parts: tuple[Any, ...], which: tuple[int, ...] | None) -> tuple[Any, ...]:

@@ -1,7 +1,9 @@
-"""One run of a scenario: the pool comes up, serves, is disturbed, heals, and comes to rest."""
+"""One run of a scenario: the pool comes up, serves, is disturbed, heals, and comes to rest. Then, if there is more of the
+story, the same pool goes on with that.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import count
@@ -24,10 +26,10 @@ from simulation.faults.network import Weather
 from simulation.faults.operating import ask
 from simulation.faults.place import Place
 from simulation.faults.process import RUNS_IN, Outside, Process
-from simulation.faults.quiet import check_probes, check_rest, not_serving, restless
+from simulation.faults.quiet import check_caches, check_probes, check_rest, not_serving, restless
 from simulation.faults.record import Record
 from simulation.faults.roles import POOL, Service, host
-from simulation.faults.scenario import Request, Scenario
+from simulation.faults.scenario import Request, Scenario, Story
 from simulation.faults.scene import Scene, within_life
 from simulation.faults.states import check_states
 
@@ -55,10 +57,12 @@ ORDERLY_ENDS = (Fenced, LogLost, DeclaredLost, Unavailable, TimeoutError)
 
 
 class World:
-    """`violations` is empty at the end of a run, or the run ended at the first of them."""
+    """`violations` is empty at the end of a run, or the run ended at the first of them. `goes_on` is asked for the next chapter
+    whenever the pool has come to rest; its shape is the scenario's."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, goes_on: Story = lambda _: None) -> None:
         self.violations: list[str] = []
+        self._goes_on = goes_on
         shape = scenario.shape
         outside = Outside(f"{scenario.seed}", MemoryLog(), Exchange(), {}, Subjects(POOL), Weather())
         skew_ms = partial(Random(f"skews {scenario.seed}").randint, -shape.skews_ms, shape.skews_ms)
@@ -115,20 +119,34 @@ class World:
         await asyncio.wait([story, asyncio.ensure_future(self._ended.wait())], return_when=asyncio.FIRST_COMPLETED)
 
     async def _story(self) -> None:
-        scene, scenario = self.scene, self.scene.scenario
+        scene = self.scene
+        await self._chapter(scene.scenario, scene.clients, 0)
+        chapters = count(1)
+        while (chapter := self._goes_on(scene.checker.events)) is not None:
+            number = next(chapters)
+            check_caches(scene)
+            clients = [self._client_of(f"c{number}-{each}", asked) for each, asked in enumerate(chapter.requests)]
+            scene.clients += clients
+            await self._chapter(chapter, clients, number)
+        check_rest(scene)
+
+    async def _chapter(self, scenario: Scenario, clients: Sequence[Client], number: int) -> None:
+        """Until the pool has come to rest after everything that happens in it."""
+        scene, began_s = self.scene, asyncio.get_running_loop().time()
         faults = [self._begin(befall(scene, each)) for each in scenario.faults]
-        parts = [self._begin(self._live_as(each)) for each in scene.clients]
+        parts = [self._begin(self._live_as(each, began_s)) for each in clients]
         parts += [self._begin(ask(scene, each)) for each in scenario.asks]
         await asyncio.gather(*faults, *parts)
+        self._parts = [each for each in self._parts if not each.done()]
         # Whoever was not heard through the last fault is declared lost by then, and only after it is the pool healed.
         await asyncio.sleep(SILENCE_NS / 1e9 + LOOK_EVERY_S)
         await self._until(not_serving)
-        probes = [self._client_of(f"probe{number}", _probe(number)) for number in range(scenario.shape.routers)]
+        names = [f"probe{number}-{each}" for each in range(scene.scenario.shape.routers)]
+        probes = [self._client_of(name, _probe(each)) for each, name in enumerate(names)]
         scene.clients += probes
-        await asyncio.gather(*(self._live_as(each) for each in probes))
+        await asyncio.gather(*(self._live_as(each, began_s) for each in probes))
         check_probes(probes)
         await self._until(restless)
-        check_rest(scene)
 
     async def _until(self, why_not: Callable[[Scene], str | None]) -> None:
         for _ in range(round(REST_S_MAX / LOOK_EVERY_S)):
@@ -137,8 +155,8 @@ class World:
             await asyncio.sleep(LOOK_EVERY_S)
         raise Violation(f"no rest in {REST_S_MAX:g} s without a fault: {reason}")
 
-    async def _live_as(self, each: Client) -> None:
-        await asyncio.sleep(max(0.0, each.asked.at_s - asyncio.get_running_loop().time()))
+    async def _live_as(self, each: Client, began_s: float) -> None:
+        await asyncio.sleep(max(0.0, began_s + each.asked.at_s - asyncio.get_running_loop().time()))
         await each.live(self._router)
 
     def _router(self, choice: float) -> tuple[Process, Dispatcher] | None:

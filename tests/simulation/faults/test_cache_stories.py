@@ -1,0 +1,36 @@
+"""One pool, its caches changed over and over while managers, agents and the log's server come and go.
+
+The long one: `python -m simulation.faults.caches --operations 100000`.
+"""
+
+from typing import Any
+
+import pytest
+
+from services.worker import cache_events
+from services.worker.engine.copy_plan import Evicted
+from shared.contracts.envelope import EventData
+from simulation.faults.caches import chapter, tell
+
+
+def test_every_trie_is_the_union_of_the_workers_indexes_at_every_point_of_rest() -> None:
+    verdict, counting = tell(3, 250)
+    assert verdict.violations == ()
+    assert counting.rests >= 2
+    assert verdict.types["replica-installed"] > 0
+    assert verdict.types["replica-reclaimed"] > 0
+
+
+def test_an_eviction_that_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = cache_events.reclaimed
+
+    def forgets_one(worker: Any, incarnation: int, number: int, gone: Evicted) -> list[EventData]:
+        return told(worker, incarnation, number, Evicted(gone.freed[:-1], gone.kept, gone.evicted))
+
+    monkeypatch.setattr(cache_events, "reclaimed", forgets_one)
+    verdict, _ = tell(3, 250)
+    assert any("blocks of" in each for each in verdict.violations), verdict.violations
+
+
+def test_a_chapter_is_the_same_whoever_draws_it() -> None:
+    assert chapter(5, 7) == chapter(5, 7) != chapter(5, 8)
