@@ -116,7 +116,7 @@ class Copying:
         if group is None:
             return Refused(reason="stale-epoch", detail=f"{command.worker}: the geometry has changed")
         try:
-            gone = self._engine.evict(group, blocks)
+            gone = await self._engine.evict(group, blocks)
         except EngineError as error:
             return Refused(reason="engine", detail=str(error))
         number = self._state.numbers.get(command.worker, 0)

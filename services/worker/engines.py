@@ -1,4 +1,4 @@
-"""Which engine a process drives, by its settings. torch is not needed where the engine is modelled."""
+"""Which engine a process drives, by its settings. torch is needed where the engine is torch, SGLang nowhere."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -39,6 +39,9 @@ def engines(settings: WorkerSettings, clock: Clock) -> Iterator[MakeEngine]:
     if settings.engine == "modelled":
         yield _modelled(settings, clock)
         return
+    if settings.engine == "sglang":
+        yield _sglang(settings, clock)
+        return
     from services.worker.engine.torch.devices import gpus_for, visible_gpus
     from services.worker.engine.torch.engine import TorchEngine
     from services.worker.engine.torch.settings import TorchSettings
@@ -61,6 +64,13 @@ def engines(settings: WorkerSettings, clock: Clock) -> Iterator[MakeEngine]:
         yield lambda _node: TorchEngine(torch_settings, zygote)
     finally:
         zygote.close()
+
+
+def _sglang(settings: WorkerSettings, clock: Clock) -> MakeEngine:
+    from services.worker.engine.sglang.engine import SglangEngine
+
+    asked = settings.sglang()
+    return lambda _node: SglangEngine(asked, clock, random.SystemRandom())
 
 
 def _modelled(settings: WorkerSettings, clock: Clock) -> MakeEngine:

@@ -17,7 +17,7 @@ from services.worker import cache_events
 from services.worker.admission import refuse_assign
 from services.worker.claims import Claims
 from services.worker.decider import NO_GEOMETRY, Prefilled, State, abort_job, lose, register, serve
-from services.worker.engine.protocol import Engine, EngineDescription
+from services.worker.engine.protocol import Engine, EngineDescription, EngineError
 from services.worker.fetches import Fetches
 from services.worker.frames import Frames
 from services.worker.gate import Gate
@@ -94,14 +94,16 @@ class Incarnation:
     async def _boot(self) -> None:
         """Serve the last committed composition, if these ranks can, and register."""
         geometry = self.state.committed
-        if geometry.epoch and sum(geometry.composition) != self.description.prefill_ranks:
+        fits = sum(geometry.composition) == self.description.prefill_ranks
+        if geometry.epoch and not (fits and set(geometry.composition) <= set(self.description.degrees)):
             self._logger.warning("the committed composition does not fit", composition=geometry.composition)
             geometry = NO_GEOMETRY
         if geometry.epoch:
             await self.engine.adopt(geometry.epoch, geometry.composition)
         serve(self.state, geometry, {})
         version, chunk_tokens = self.ports.coefficients.version, self.ports.step_limits.chunk_tokens
-        self.ports.outbox.record(register(self.state, self.description, version, chunk_tokens, fetches=True))
+        fetches = self.description.moves_kv
+        self.ports.outbox.record(register(self.state, self.description, version, chunk_tokens, fetches=fetches))
         self.ports.metrics.lives.labels(self.ports.node).inc()
         self._logger.info("registered", incarnation=self.state.incarnation, epoch=geometry.epoch)
 
@@ -230,6 +232,18 @@ class Incarnation:
             number = self.state.numbers.get(worker, 0)
             self.ports.outbox.record(cache_events.report(worker, self.state.incarnation, number, resident))
         return Accepted()
+
+    async def tell_evicted(self) -> None:
+        """Publish what has left caches by itself: where decode shares an engine's memory, not only steps push blocks out."""
+        for worker, group in self.state.served.workers(self.ports.node).items():
+            try:
+                gone = await self.engine.evict(group, ())
+            except EngineError:
+                return  # it has died, or serves another geometry by now: both are told elsewhere
+            number = self.state.numbers.get(worker, 0)
+            self.ports.outbox.record(
+                cache_events.evictions(worker, self.state.incarnation, number, gone.evicted, "pressure")
+            )
 
     def lose_router(self, source: str) -> None:
         """Nobody waits for its requests any more."""

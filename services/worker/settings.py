@@ -6,11 +6,12 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from services.worker.composer import StepLimits
+from services.worker.engine.sglang.settings import DecodeAddress, ServerAddress, SglangSettings, why_not
 from shared.contracts.ids import NodeId, check_token
 from shared.model.blocks import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN
 from shared.model.cost import CoefficientsName
 from shared.model.lattice import RANKS_MAX
-from shared.runtime.settings import ServiceSettings
+from shared.runtime.settings import SecretFile, ServiceSettings
 
 NODES_MAX = 64
 
@@ -20,13 +21,13 @@ second; on a GPU every chunk costs a long prompt its prefix again, and more than
 
 
 class WorkerSettings(ServiceSettings):
-    """`VERTUMNUS_*`. A torch process is one node; a modelled process may stand for many."""
+    """`VERTUMNUS_*`. A torch or sglang process is one node; a modelled process may stand for many."""
 
-    engine: Literal["torch", "modelled"] = "torch"
+    engine: Literal["torch", "sglang", "modelled"] = "torch"
     node: str | None = Field(default=None, description="this node's name, where one process is one node")
     node_prefix: str = Field(default="n", description="nodes without a name of their own are <prefix>0, <prefix>1, …")
     nodes: int = Field(default=1, ge=1, le=NODES_MAX, description="nodes this process stands for (modelled only)")
-    model_dir: Path | None = Field(default=None, description="Hugging Face directory of the model (torch)")
+    model_dir: Path | None = Field(default=None, description="Hugging Face directory of the model (not modelled)")
 
     device: Literal["cpu", "cuda"] | None = Field(
         default=None, description="what ranks compute on (torch); by itself cuda where torch sees a GPU, else cpu"
@@ -34,12 +35,17 @@ class WorkerSettings(ServiceSettings):
     prefill_ranks: int = Field(default=8, ge=1, le=RANKS_MAX)
     decode_ranks: int = Field(default=1, ge=0, le=RANKS_MAX)
     block_tokens: int = Field(default=64, ge=BLOCK_TOKENS_MIN, le=BLOCK_TOKENS_MAX)
-    blocks_per_rank: int | None = Field(default=None, ge=1, le=1 << 24, description="128 for torch, 4096 for modelled")
+    blocks_per_rank: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 24,
+        description="128 for torch, 4096 for modelled; for sglang max_total_num_tokens ÷ page_size of its servers",
+    )
     context_tokens_max: int | None = Field(
         default=None,
         ge=2,
         le=1 << 20,
-        description="prompt and new tokens of a request: 8192 for torch, 2^17 for modelled",
+        description="prompt and new tokens of a request: 8192 for torch, 2^17 otherwise",
     )
     coefficients: CoefficientsName = Field(
         default="qwen3_30b_a3b_h20",
@@ -74,6 +80,14 @@ class WorkerSettings(ServiceSettings):
     copy_checksums: bool = Field(
         default=False, description="lend blocks with a checksum that the reader compares (torch)"
     )
+
+    sglang_servers: tuple[ServerAddress, ...] = Field(
+        default=(), description='prefill servers as JSON: [{"url": "http://host:30000", "degree": 2, "bootstrap_port": 8998}]'
+    )
+    sglang_decode: tuple[DecodeAddress, ...] = Field(
+        default=(), description='decode servers as JSON: [{"url": "http://host:30001"}]; none where servers decode themselves'
+    )
+    sglang_key_file: SecretFile | None = Field(default=None, description="API key of the servers (sglang)")
 
     modelled_vocabulary: int = Field(default=49_152, ge=2_000, le=2**31, description="generated ids stay below this")
     speedup: float = Field(default=1.0, gt=0, le=1_000, description="modelled time is divided by it")
@@ -127,8 +141,32 @@ class WorkerSettings(ServiceSettings):
     def _names_and_engine_agree(self) -> Self:
         for node in self.node_ids:
             check_token("node", node)
-        if self.nodes > 1 and (self.node is not None or self.engine == "torch"):
+        if self.nodes > 1 and (self.node is not None or self.engine != "modelled"):
             raise ValueError(f"nodes: {self.nodes} need engine=modelled and node_prefix instead of node")
-        if self.engine == "torch" and self.model_dir is None:
-            raise ValueError("model_dir: the torch engine needs a model directory")
+        if self.engine != "modelled" and self.model_dir is None:
+            raise ValueError(f"model_dir: the {self.engine} engine needs a model directory")
         return self
+
+    @model_validator(mode="after")
+    def _servers_fit(self) -> Self:
+        if self.engine != "sglang":
+            return self
+        if reason := why_not(self.sglang_servers, self.sglang_decode):
+            raise ValueError(reason)
+        if self.blocks_per_rank is None:
+            raise ValueError("blocks_per_rank: the sglang engine needs it, max_total_num_tokens ÷ page_size of its servers")
+        return self
+
+    def sglang(self) -> SglangSettings:
+        """What the sglang engine is set up with."""
+        assert self.model_dir is not None, "the settings have checked it"
+        return SglangSettings(
+            model_dir=self.model_dir,
+            servers=self.sglang_servers,
+            decode=self.sglang_decode,
+            block_tokens=self.block_tokens,
+            blocks_per_rank=self.blocks,
+            context_tokens_max=self.context_tokens,
+            silence_s=self.hung_step_s_min,
+            key=self.sglang_key_file.read_text().strip() if self.sglang_key_file else None,
+        )

@@ -28,7 +28,7 @@ from services.worker.origins import of_job
 from services.worker.ports import NodePorts
 from services.worker.room import Room
 from services.worker.step_cost import WorkerCost, shared_out, step_us
-from services.worker.stream import sampling_of
+from services.worker.stream import continuation_of, sampling_of
 from services.worker.waiting import within
 from shared.contracts.events import AbortReason
 from shared.contracts.ids import BlockId, WorkerId
@@ -178,6 +178,7 @@ class StepLoop:
                 share.job.chain,
                 sampling_of(share.job.assign),
                 share.until,
+                continuation_of(share.job.assign),
             )
             for share in shares
         )

@@ -3,12 +3,14 @@
 from contextlib import aclosing
 
 from services.worker.decider import Prefilled, hand_off
+from services.worker.engine.continuation import Continuation
 from services.worker.engine.protocol import Engine, Sampling, Token
 from services.worker.frames import Frames
 from services.worker.job import Job
 from services.worker.origins import of_job
 from shared.contracts.commands import Assign, TokenFrame, TokenLogprobs
 from shared.contracts.events import Finish
+from shared.contracts.ids import decode_rank_of
 from shared.runtime.clock import Clock
 from shared.runtime.outbox import Outbox
 
@@ -20,6 +22,13 @@ def sampling_of(assign: Assign) -> Sampling:
     """The engine's form of the request's sampling fields."""
     asked = assign.sampling
     return Sampling(asked.temperature, asked.top_p, asked.seed, asked.logprobs)
+
+
+def continuation_of(assign: Assign) -> Continuation | None:
+    """What the request is to generate after its first token; None if it ends with it, or nobody decodes here."""
+    if assign.decode_worker is None or assign.max_new_tokens == 1:
+        return None
+    return Continuation(assign.max_new_tokens, frozenset(assign.stop_tokens), decode_rank_of(assign.decode_worker))
 
 
 class Stream:
@@ -42,7 +51,7 @@ class Stream:
         """
         job, assign, first = self._job, self._job.assign, prefilled.item.first_token
         assert first is not None, "only a finished prefill is streamed"
-        alone = assign.decode_worker is None or assign.max_new_tokens == 1
+        alone = continuation_of(assign) is None
         stopped = first.token in assign.stop_tokens
         self._waiting.append(first)
         await self._send(

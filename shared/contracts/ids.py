@@ -49,6 +49,11 @@ def decode_worker_id(node: NodeId, rank: int) -> WorkerId:
     return WorkerId(f"{node}/decode/{rank}")
 
 
+def decode_rank_of(worker: WorkerId) -> int:
+    """The decode rank of `decode_worker_id`."""
+    return int(worker.rsplit("/", 1)[1])
+
+
 def node_of(worker: WorkerId) -> NodeId:
     """The node a worker lives on."""
     return NodeId(worker.split("/", 1)[0])

@@ -202,7 +202,7 @@ class ModelledEngine:
             noted(copied)
         return copied
 
-    def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:
+    async def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:
         self._check_alive()
         return self._pool.evict(group, blocks)
 

@@ -30,6 +30,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from services.worker.engine.continuation import Continuation
 from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, Pinned
 from shared.contracts.ids import BlockId, RequestId
 from shared.model.blocks import Tokens
@@ -95,6 +96,8 @@ class EngineDescription:
     kv_bytes_per_token: int
     device: str = "cpu"
     """What computes; `modelled` where nothing does."""
+    moves_kv: bool = True
+    """Whether blocks can be read from other workers just before a prefill. Where not, a copy computes them anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +125,16 @@ class PrefillItem:
     on elsewhere has generated tokens at the end of its prompt, and nobody has named their blocks. Those are not stored.
 
     `until` is how far the step takes the prompt: to its end if None, else to this many tokens, a multiple of the block size
-    below the prompt's length. The request's next step is given the same tokens and chain, and goes on from there."""
+    below the prompt's length. The request's next step is given the same tokens and chain, and goes on from there.
+
+    `then` is for engines whose decode side takes part from the prefill on; others learn it from `decode`. None: no decode."""
 
     request: RequestId
     tokens: Tokens
     chain: tuple[BlockId, ...]
     sampling: Sampling = Sampling()
     until: int | None = None
+    then: Continuation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,9 +269,10 @@ class Engine(Protocol):
         result names.
         """
 
-    def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:
-        """Remove what may go, leaf first; never a pinned block, nor one with a held block below it that stays. EngineError if
-        the group is no worker of this epoch."""
+    async def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:
+        """Remove what may go, leaf first; never a pinned block, nor one with a held block below it that stays. Without blocks it
+        says what has left the worker untold. It returns in the turn in which that is so (rule 8). EngineError if the group is
+        no worker of this epoch, or single blocks cannot be taken out."""
 
     async def hand_off(self, request: RequestId) -> HandedOff:
         """Bring a finished prefill's KV to the decode side. Safe to repeat. Errors: EngineError if unknown, EngineDied."""

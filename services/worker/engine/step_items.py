@@ -36,13 +36,7 @@ class Reserved(NamedTuple):
 def reserve(pool: KvPool, step: PrefillStep) -> list[Reserved]:
     """Slots for every item of a step, or for none: after an error items that are new hold nothing, and unfinished ones what
     they held. Errors: those of `KvPool.reserve`, and EngineError for a number of items or an `until` out of bounds."""
-    requests = {item.request for item in step.items}
-    if not 1 <= len(step.items) <= STEP_ITEMS_MAX or len(requests) < len(step.items):
-        raise EngineError(
-            f"items: {len(step.items)} of {len(requests)} requests; a step has 1 to {STEP_ITEMS_MAX}, once each"
-        )
-    for item in step.items:
-        _check_until(item, pool.block_tokens)
+    check_items(step, pool.block_tokens)
     reserved: list[Reserved] = []
     try:
         for item in step.items:
@@ -51,6 +45,17 @@ def reserve(pool: KvPool, step: PrefillStep) -> list[Reserved]:
         fail(pool, reserved)
         raise
     return reserved
+
+
+def check_items(step: PrefillStep, block_tokens: int) -> None:
+    """EngineError for a number of items or an `until` out of bounds."""
+    requests = {item.request for item in step.items}
+    if not 1 <= len(step.items) <= STEP_ITEMS_MAX or len(requests) < len(step.items):
+        raise EngineError(
+            f"items: {len(step.items)} of {len(requests)} requests; a step has 1 to {STEP_ITEMS_MAX}, once each"
+        )
+    for item in step.items:
+        _check_until(item, block_tokens)
 
 
 def fail(pool: KvPool, items: Iterable[Reserved]) -> None:

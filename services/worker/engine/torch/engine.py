@@ -231,7 +231,7 @@ class TorchEngine:
             raise StaleEpoch(f"epoch {plan.epoch}: the engine serves {self._switch.epoch}")
         return await self._copy_side.copy(plan, noted)
 
-    def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:
+    async def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:
         """See `Engine.evict`."""
         self._check_alive()
         return self._pool.evict(group, blocks)

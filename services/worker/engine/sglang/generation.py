@@ -1,0 +1,120 @@
+"""One request of a step as SGLang's `/generate` takes it, and what its answers say (0.5.23). Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from services.worker.engine.protocol import EngineError, PrefillItem, Token
+from services.worker.engine.sglang.page_hashes import salt_of
+
+NOBODY = "2.2.2.2"
+"""The bootstrap host that tells a prefill server that no decode server takes part (SGLang's `FAKE_BOOTSTRAP_HOST`)."""
+
+ROOMS = 2**62
+"""Bootstrap rooms are drawn below this: SGLang takes numbers up to 2^63, and a room is rounded to its rank."""
+
+
+class Pairing(NamedTuple):
+    """Where a decode server meets the prefill: the prefill server's bootstrap address, and a number that is theirs alone."""
+
+    host: str
+    port: int
+    room: int
+
+
+class Part(NamedTuple):
+    """What one answer, whole or part of a stream, adds. `finish` is SGLang's reason and `detail` its message when it is the
+    last. `began_s` and `ended_s` are the server's wall clock around the prefill, None if it does not measure
+    (`--enable-metrics`)."""
+
+    tokens: tuple[Token, ...]
+    prompt_tokens: int
+    cached_tokens: int
+    finish: str | None
+    detail: str
+    began_s: float | None
+    ended_s: float | None
+
+
+def body(item: PrefillItem, rid: str, unit: int | None, pairing: Pairing | None) -> dict[str, Any]:
+    """The JSON of `/generate`. `unit` is the rank of the server that leads the worker, None if the server has one cache only.
+
+    A share that does not end the prompt is a prompt of its own whose token nobody wants.
+    """
+    sampling, then = item.sampling, item.then if item.until is None else None
+    asked: dict[str, Any] = {
+        "rid": rid,
+        "input_ids": item.tokens[: item.until].tolist(),
+        "stream": then is not None,
+        "sampling_params": {
+            "max_new_tokens": then.new_tokens_max if then else 1,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "sampling_seed": _seed(sampling.seed),
+            # `ignore_eos` ignores stop tokens with it; without, SGLang also stops at the model's own end tokens.
+            "stop_token_ids": sorted(then.stop_tokens) if then else [],
+            "ignore_eos": not (then and then.stop_tokens),
+            "no_stop_trim": True,
+        },
+    }
+    if (salt := salt_of(item.chain)) is not None:
+        asked["cache_salt"] = salt
+    if sampling.logprobs:
+        asked |= {"return_logprob": True, "top_logprobs_num": sampling.logprobs}
+    if unit is not None:
+        asked["routed_dp_rank"] = unit
+    if pairing is not None:
+        asked |= {"bootstrap_host": pairing.host, "bootstrap_port": pairing.port, "bootstrap_room": pairing.room}
+    return asked
+
+
+def room_for(drawn: int, unit: int | None, units: int) -> int:
+    """A room that SGLang's own rule, room modulo ranks, sends to this unit."""
+    return drawn if unit is None else drawn - drawn % units + unit
+
+
+def _seed(seed: int) -> int:
+    """Any integer, as the 64 bits that SGLang takes."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+class Answers:
+    """The answers to one request, in order. `incremental` if each part of a stream brings new tokens alone (the server's
+    `--incremental-streaming-output`); else each repeats all."""
+
+    def __init__(self, incremental: bool) -> None:
+        self._incremental = incremental
+        self._seen = 0
+
+    def read(self, answer: Mapping[str, Any]) -> Part:
+        """Errors: EngineError if SGLang refused the request, or answers what this version would not."""
+        if (refusal := answer.get("error")) is not None:
+            raise EngineError(f"SGLang refused the request: {refusal}")
+        try:
+            meta = answer["meta_info"]
+            start = 0 if self._incremental else self._seen
+            tokens = tuple(_tokens(answer["output_ids"], meta, start))
+            self._seen += len(tokens)
+            reason = meta["finish_reason"] or {}
+            return Part(
+                tokens,
+                meta["prompt_tokens"],
+                meta["cached_tokens"],
+                reason.get("type"),
+                str(reason.get("message") or ""),
+                meta.get("forward_entry_time"),
+                meta.get("prefill_finished_time"),
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise EngineError(f"not an answer of SGLang 0.5.23: {type(error).__name__}: {error}") from None
+
+
+def _tokens(output_ids: list[int], meta: Mapping[str, Any], start: int) -> Iterator[Token]:
+    chosen, others = meta.get("output_token_logprobs"), meta.get("output_top_logprobs")
+    for index in range(start, len(output_ids)):
+        if chosen is None or others is None:
+            yield Token(output_ids[index])
+        else:
+            first = output_ids[index]
+            alternatives = [(int(token), float(value)) for value, token, *_ in others[index] or ()]
+            likely = [each for each in alternatives if each[0] != first]
+            yield Token(first, ((first, float(chosen[index][0])), *likely))

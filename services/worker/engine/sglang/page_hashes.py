@@ -1,0 +1,38 @@
+"""SGLang's own names for pages of KV, as its KV events carry them (0.5.23, `mem_cache/utils.py`).
+
+A page's digest is SHA-256 of the digest before it and its tokens as u32 little-endian; an event names it by the first eight
+bytes, big-endian and signed. The chain of a request with a cache salt begins with a digest of the salt, so equal tokens under
+two salts have different names, as the pages themselves are different pages.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+from shared.contracts.ids import BlockId
+from shared.model.blocks import Tokens
+
+PageHash = int
+"""A signed 64-bit integer."""
+
+_SALT_TAG = b"sglang-cache-salt-v1\0"
+
+
+def salt_of(chain: Sequence[BlockId]) -> str | None:
+    """What keeps tenants apart inside one server: the prompt's first block id, which is a keyed hash of tenant and tokens.
+
+    Two prompts share a prefix of whole blocks if and only if they share the first block, so nothing that may be shared is
+    kept apart; and of equal prompts of two tenants neither finds the other's pages. None for a prompt without a whole block:
+    no page of it can be found again.
+    """
+    return chain[0].hex() if chain else None
+
+
+def page_hashes(tokens: Tokens, page_tokens: int, salt: str | None) -> list[PageHash]:
+    """The names of the prompt's whole pages, first page first."""
+    raw = tokens.astype("<u4", copy=False).tobytes()
+    digest = b"" if salt is None else sha256(_SALT_TAG + salt.encode()).digest()
+    names = []
+    for start in range(0, len(raw) - 4 * page_tokens + 1, 4 * page_tokens):
+        digest = sha256(digest + raw[start : start + 4 * page_tokens]).digest()
+        names.append(int.from_bytes(digest[:8], "big", signed=True))
+    return names
