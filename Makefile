@@ -25,7 +25,7 @@ narrated = set -o pipefail; { $(2); } 2>&1 | tee $(1) | { if [ -t 1 ]; then \
   while IFS= read -r line; do printf '\e[K  %.76s\r' "$$line"; done; printf '\e[K'; else cat > /dev/null; fi; } \
   || { tail -n 20 $(1) >&2; exit 1; }
 
-.PHONY: help install model demo up profile test lint types layers unit sglang-cpu constraints docs clean
+.PHONY: help install model demo up profile test lint types layers unit sglang-cpu test-sglang constraints docs clean
 
 help: ## Print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ unit: model
 
 sglang-cpu: ## Install SGLang for a CPU into .vertumnus/sglang, for development (4 GB; three minutes)
 	$(call timed,sglang-cpu,$(PYTHON) deploy/sglang-cpu/install.py $(DATA)/sglang)
+
+test-sglang: .venv/.installed ## Run the tests on real SGLang servers (after `make sglang-cpu`; a quarter of an hour)
+	$(call timed,test-sglang,$(BIN)/pytest tests/sglang -m sglang --durations=10)
 
 constraints: ## Take the newest version of every package into constraints.txt
 	rm -rf build/constraints && $(PYTHON) -m venv build/constraints

@@ -142,7 +142,7 @@ async def whole_plans(model_dir: Path) -> None:
             size = f"{len(copied.blocks)} blocks, {copied.bytes / 1e6:.0f} MB"
             rate = f"{copied.bytes / copied.seconds / 1e9:.2f} GB/s"
             sys.stdout.write(f"plan {number}: {size}, {copied.seconds * 1e3:.1f} ms, {rate}\n")
-            node.evict(Group(0, 2), chain)
+            await node.evict(Group(0, 2), chain)
     finally:
         for engine in (source, node):
             await engine.close()

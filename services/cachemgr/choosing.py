@@ -14,8 +14,9 @@ most one operation for a path and degree is under way.
 
 What has failed for a block at a worker is not asked for there during the next `REST_SCANS` scans.
 
-Ties go to the lower id, so every process that folds the log chooses alike. Under `regret` the destination is the degree's least
-loaded worker, a missing block weighing `MISSING_US`, and reclamation needs a full cache, a second copy and a cold minute.
+Ties go to the lower id, so every process that folds the log chooses alike. Under `regret` the destination is the degree's
+least loaded worker, a missing block weighing `MISSING_US`, and reclamation needs a full cache, a second copy and a cold minute.
+A copy that its destination would have to compute is not asked for unless more than its prefill was lost.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,11 +25,12 @@ from typing import Literal, NamedTuple
 
 from services.cachemgr.node import Candidate
 from services.cachemgr.reclamation import Excess
-from services.cachemgr.replication import Operations, Wish
+from services.cachemgr.replication import Operations, Wish, computes_copies
 from services.cachemgr.trie import Trie
 from shared.contracts.copy_commands import COPY_BLOCKS_MAX
 from shared.contracts.ids import BlockId, WorkerId
 from shared.model.backlog import Backlog
+from shared.model.cost import US_PER_S, Coefficients
 from shared.model.holders import Holders
 from shared.model.parameters import Parameters
 from shared.model.pool import Pool, Worker
@@ -81,6 +83,16 @@ class View:
     backlog: Backlog
     operations: Operations
     parameters: Parameters
+    coefficients: Coefficients
+
+    def copy_us(self, place: "Destination", path_blocks: int) -> int:
+        """What a copy of a path costs the ranks of its destination: nothing where it is read beside their steps."""
+        if not computes_copies(self.pool, place.worker):
+            return 0
+        spec = self.pool.nodes[place.worker.node].spec
+        assert spec is not None, "a worker's node has registered"
+        cached_tokens = (path_blocks - place.blocks) * spec.block_tokens
+        return self.coefficients.prefill_us(place.worker.degree, place.blocks * spec.block_tokens, cached_tokens)
 
     def capacity(self, worker: Worker) -> int:
         """Blocks of KV memory."""
@@ -198,10 +210,13 @@ def _by_regret(view: View, limit: int) -> list[Wish]:
         *_, root = each.node.upwards()
         lost_s[root.block, each.degree] = lost_s.get((root.block, each.degree), 0.0) + each.score
         deepest[root.block, each.degree] = each
+    missed_s = {(each.node.block, each.degree): each.score for each in candidates}
     wishes = []
     for group in sorted(deepest, key=lambda group: (-lost_s[group], group))[: max(limit, 0)]:
         candidate = deepest[group]
-        if (place := _destination(view, candidate, MISSING_US)) is not None:
+        place = _destination(view, candidate, MISSING_US)
+        on_path_s = sum(missed_s.get((each.block, candidate.degree), 0.0) for each in candidate.node.upwards())
+        if place is not None and view.copy_us(place, candidate.node.depth + 1) < on_path_s * US_PER_S:
             kind: Kind = "intra" if candidate.replicas else "inter"
             wishes.append(_wish(view, candidate, kind, place, lost_s[group]))
     return wishes

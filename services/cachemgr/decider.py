@@ -156,7 +156,9 @@ def scan(state: State) -> list[EventData]:
         return []
     inter, intra, reclaimable = state.trie.candidates()
     number = state.trie.scan + 1
-    view = View(state.trie, state.holders, state.pool, state.backlog, state.operations, state.parameters)
+    view = View(
+        state.trie, state.holders, state.pool, state.backlog, state.operations, state.parameters, state.coefficients
+    )
     chosen: list[ReplicationRequested | ReclamationRequested] = []
     wishes = choosing.copies(view, number)
     for wish in wishes:

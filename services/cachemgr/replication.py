@@ -34,7 +34,7 @@ from shared.contracts.events import (
 from shared.contracts.ids import BLOCK_ID_BYTES, BlockId, WorkerId
 from shared.model.cost import US_PER_S
 from shared.model.holders import Holders
-from shared.model.pool import Pool
+from shared.model.pool import Pool, Worker
 
 COPY_S_MAX = 10.0
 """A copy that takes longer has no room or no source any more; 1 GB at 1 Gbit/s takes 8 s."""
@@ -162,8 +162,15 @@ def request(operations: Operations, trie: Trie, holders: Holders, pool: Pool, wi
             first_depth=first_depth,
             blocks=node.depth + 1 - first_depth,
             score=wish.score,
+            way="computed" if computes_copies(pool, destination) else "read",
         )
     ]
+
+
+def computes_copies(pool: Pool, worker: Worker) -> bool:
+    """Whether the worker's engine has no way to read blocks, so that a copy costs it a prefill of what it lacks."""
+    spec = pool.nodes[worker.node].spec
+    return spec is not None and spec.engine == "sglang"
 
 
 def order(operation: Operation, trie: Trie, term: int) -> Copy | None:

@@ -82,10 +82,19 @@ class WorkerSettings(ServiceSettings):
     )
 
     sglang_servers: tuple[ServerAddress, ...] = Field(
-        default=(), description='prefill servers as JSON: [{"url": "http://host:30000", "degree": 2, "bootstrap_port": 8998}]'
+        default=(),
+        description='prefill servers as JSON: [{"url": "http://host:30000", "degree": 2, "bootstrap_port": 8998}]',
     )
     sglang_decode: tuple[DecodeAddress, ...] = Field(
-        default=(), description='decode servers as JSON: [{"url": "http://host:30001"}]; none where servers decode themselves'
+        default=(),
+        description='decode servers as JSON: [{"url": "http://host:30001"}]; none where servers decode themselves',
+    )
+    sglang_adaptive: bool = Field(
+        default=False, description="whether the server, one for the whole node, has the Vertumnus plug-in (sglang)"
+    )
+    sglang_launch: tuple[str, ...] | None = Field(
+        default=None,
+        description="the server's command as a JSON array, if it lives and dies with its agent (sglang)",
     )
     sglang_key_file: SecretFile | None = Field(default=None, description="API key of the servers (sglang)")
 
@@ -151,10 +160,12 @@ class WorkerSettings(ServiceSettings):
     def _servers_fit(self) -> Self:
         if self.engine != "sglang":
             return self
-        if reason := why_not(self.sglang_servers, self.sglang_decode):
+        if reason := why_not(self.sglang_servers, self.sglang_decode, adaptive=self.sglang_adaptive):
             raise ValueError(reason)
         if self.blocks_per_rank is None:
-            raise ValueError("blocks_per_rank: the sglang engine needs it, max_total_num_tokens ÷ page_size of its servers")
+            raise ValueError(
+                "blocks_per_rank: the sglang engine needs it, max_total_num_tokens ÷ page_size of its servers"
+            )
         return self
 
     def sglang(self) -> SglangSettings:
@@ -164,6 +175,8 @@ class WorkerSettings(ServiceSettings):
             model_dir=self.model_dir,
             servers=self.sglang_servers,
             decode=self.sglang_decode,
+            adaptive=self.sglang_adaptive,
+            launch=self.sglang_launch,
             block_tokens=self.block_tokens,
             blocks_per_rank=self.blocks,
             context_tokens_max=self.context_tokens,

@@ -1,4 +1,5 @@
-"""What follows a prefill, as an engine may have to know it beforehand."""
+"""What follows a prefill. Engines whose decode side takes part from the prefill on need to know it then; others learn it from
+`Engine.decode`."""
 
 from dataclasses import dataclass
 

@@ -36,7 +36,7 @@ from shared.contracts.ids import BlockId, RequestId
 from shared.model.blocks import Tokens
 from shared.model.lattice import Composition, Group
 
-STEP_ITEMS_MAX = 64
+STEP_ITEMS_MAX = 64  # short prompts are worth packing until they fill the ranks, and a few dozen do
 """Requests in one step. Short prompts are worth packing until they fill the ranks, and a few dozen do."""
 
 
@@ -96,8 +96,7 @@ class EngineDescription:
     kv_bytes_per_token: int
     device: str = "cpu"
     """What computes; `modelled` where nothing does."""
-    moves_kv: bool = True
-    """Whether blocks can be read from other workers just before a prefill. Where not, a copy computes them anew."""
+    moves_kv: bool = True  # or copies compute a prefix anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +124,8 @@ class PrefillItem:
     on elsewhere has generated tokens at the end of its prompt, and nobody has named their blocks. Those are not stored.
 
     `until` is how far the step takes the prompt: to its end if None, else to this many tokens, a multiple of the block size
-    below the prompt's length. The request's next step is given the same tokens and chain, and goes on from there.
-
-    `then` is for engines whose decode side takes part from the prefill on; others learn it from `decode`. None: no decode."""
+    below the prompt's length. The request's next step is given the same tokens and chain, and goes on from there. `then` is
+    None if nothing is to be decoded."""
 
     request: RequestId
     tokens: Tokens
@@ -270,9 +268,9 @@ class Engine(Protocol):
         """
 
     async def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:
-        """Remove what may go, leaf first; never a pinned block, nor one with a held block below it that stays. Without blocks it
-        says what has left the worker untold. It returns in the turn in which that is so (rule 8). EngineError if the group is
-        no worker of this epoch, or single blocks cannot be taken out."""
+        """Remove what may go, leaf first; never a pinned block, nor one with a held block below it that stays. Without blocks
+        it says what has left the worker untold. It returns in the very turn (rule 8). EngineError if the group is no worker
+        of this epoch, or single blocks cannot be taken out."""
 
     async def hand_off(self, request: RequestId) -> HandedOff:
         """Bring a finished prefill's KV to the decode side. Safe to repeat. Errors: EngineError if unknown, EngineDied."""

@@ -43,7 +43,8 @@ class PlacementReconciled(EventData):
 
 @event("replication-requested", channel=Channel.CACHE_CONTROL, senders=("cachemgr",))
 class ReplicationRequested(EventData):
-    """Copy the missing part of the path root → z to a worker of degree `degree` (paper, section 4.4)."""
+    """Copy the missing part of the path root → z to a worker of degree `degree` (paper, section 4.4). `way` says how its engine
+    will come by it: by reading the blocks, or by computing them anew."""
 
     operation: str
     z: bytes
@@ -54,6 +55,7 @@ class ReplicationRequested(EventData):
     first_depth: int = Field(ge=0)
     blocks: int
     score: float
+    way: Literal["read", "computed"] = "read"
 
 
 @event("replica-installed", channel=Channel.CACHE_CONTROL, senders=("cachemgr",))

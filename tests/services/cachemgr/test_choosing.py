@@ -15,6 +15,7 @@ from shared.contracts.events import (
     CacheScanCompleted,
     Cordoned,
     Frozen,
+    NodeRegistered,
     ParametersChanged,
     PricedCandidate,
     ReclamationFailed,
@@ -370,6 +371,25 @@ def test_a_copy_is_worth_its_price_once_the_prefix_was_seen_three_times(story: C
     before = story.demand("b", 4)[1]
     story.tell(asked)
     assert story.demand("b", 4)[1] == pytest.approx(before / 2), "half of it is answered"
+
+
+@pytest.mark.parametrize(("engine", "way"), [("torch", "read"), ("sglang", "computed")])
+def test_a_copy_that_is_computed_must_have_lost_more_than_it_costs(engine: str, way: str) -> None:
+    """200 tokens at degree 4 take 400 ms. Each request has lost 50: it takes 170 at degree 2, and 120 had FOUR held them."""
+    story = CacheStory()
+    for node, composition in (("n0", (1, 1, 2)), ("n1", (4,)), ("n2", (4,))):
+        first, *others = serving(node, composition)
+        assert isinstance(first, NodeRegistered)
+        story.tell(first.model_copy(update={"engine": engine, "kv_layout": "replicated"}), *others)
+    story.tell(changes("regret"))
+    story.stores(TWO, "a b")
+    near, far = candidate(TWO, 2, 0, 200, 250), candidate(FOUR, 4, 0, 0, 250)
+    for number in range(4):
+        regretted(story, f"r{number}", "a b", near, far)
+    assert [each.way for each in copies(story)] == ([] if way == "computed" else ["read"])
+    for number in range(4, 12):
+        regretted(story, f"r{number}", "a b", near, far)
+    assert [each.way for each in copies(story)] == [way]
 
 
 def test_no_regret_without_a_cheaper_worker(story: CacheStory) -> None:

@@ -29,6 +29,7 @@ from services.worker.engine.protocol import (
     StepResult,
     Token,
 )
+from services.worker.engine.sglang.adaptive import AdaptiveGeometry
 from services.worker.engine.sglang.cache_index import CacheIndex
 from services.worker.engine.sglang.copies import Copies
 from services.worker.engine.sglang.decoding import Decoding
@@ -55,7 +56,11 @@ class SglangEngine:
         self._description = self._describe()
         self._changed = asyncio.Condition()
         self._fleet = Fleet(settings, self._model, clock, self._wake, self._lose_decode)
-        self._geometry: Geometry = FixedGeometry(settings)
+        self._geometry: Geometry = (
+            AdaptiveGeometry(self._fleet, settings, clock, self._changed)
+            if settings.adaptive
+            else FixedGeometry(settings)
+        )
         self._index = CacheIndex(self._fleet.units, settings.blocks_per_rank)
         generations = Generations(self._fleet, settings, chance)
         self._decoding = Decoding(self._fleet, generations, clock, self._model.kv_bytes_per_token)

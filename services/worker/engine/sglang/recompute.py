@@ -21,8 +21,8 @@ TAG = b"sglang-path-1"
 
 COUNT_BYTES = 4
 
-PATH_BYTES_MAX = 512 * 1024
-"""Of tokens in one promise: 131,072 of them. A reply on the bus may have a megabyte, and is base64."""
+PATH_BYTES_MAX = 256 * 1024
+"""Of one promise: some 60,000 tokens in blocks of 64. The bus takes messages of 512 KiB, and a reply is base64."""
 
 
 class Path:
@@ -67,7 +67,7 @@ def promise(index: CacheIndex, held: Mapping[BlockId, int], blocks: Sequence[Blo
     path: Path | None = None
     for block in blocks:
         found = path_to(index, block) if block in held else None
-        if found is not None and len(found.raw) > PATH_BYTES_MAX:
+        if found is not None and len(found.pack()) > PATH_BYTES_MAX:
             found = None
         sources.append(None if found is None else Source(SlotRef(held[block], len(found.chain) - 1, 1)))
         path = found or path

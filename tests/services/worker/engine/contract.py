@@ -16,6 +16,7 @@ from itertools import count
 import numpy as np
 import pytest
 
+from services.worker.engine.continuation import Continuation
 from services.worker.engine.protocol import (
     STEP_ITEMS_MAX,
     Busy,
@@ -35,6 +36,7 @@ from shared.model.lattice import Composition, Group, groups_of
 
 KEY = b"k" * 32
 DEADLINE_S = 30
+NEW_TOKENS_MAX = 64
 GREEDY = Sampling()
 
 
@@ -53,7 +55,8 @@ class Node:
         return groups_of(composition)
 
     def item(self, tokens: Tokens, sampling: Sampling = GREEDY) -> PrefillItem:
-        return PrefillItem(RequestId(f"r{next(self._names)}"), tokens, tuple(self.chain(tokens)), sampling)
+        then = Continuation(NEW_TOKENS_MAX, frozenset(), decode_rank=0)
+        return PrefillItem(RequestId(f"r{next(self._names)}"), tokens, tuple(self.chain(tokens)), sampling, then=then)
 
     def chain(self, tokens: Tokens) -> list[BlockId]:
         return block_chain(tokens, self.block_tokens, KEY)

@@ -181,7 +181,7 @@ class CopyContract:
         once = await node.engine.pin("lease", [*chain[: room // 2], BlockId(b"?" * 16)])
         assert [source is None for source in once.sources] == [False] * (room // 2) + [True]
         assert await node.engine.pin("lease", chain) == once
-        assert len(node.engine.evict(near, chain).freed) == room - room // 2
+        assert len((await node.engine.evict(near, chain)).freed) == room - room // 2
         with pytest.raises(OutOfBlocks):
             await stored(node, near, room, seed=1)
         node.engine.unpin("lease")
@@ -208,14 +208,14 @@ class CopyContract:
         chain = await stored(node, near, 5)
         pinned = node.item(prompt(2 * node.block_tokens + 1))
         await node.prefill(near, pinned)
-        gone = node.engine.evict(near, chain)
+        gone = await node.engine.evict(near, chain)
         assert gone.freed == tuple(reversed(chain[2:]))
         assert {reason for _, reason in gone.kept} == {"pinned"}
         node.engine.release(pinned.request)
-        assert node.engine.evict(near, chain[:1]).kept == ((chain[0], "has-descendants"),)
-        assert node.engine.evict(near, chain).freed == tuple(reversed(chain[:2]))
+        assert (await node.engine.evict(near, chain[:1])).kept == ((chain[0], "has-descendants"),)
+        assert (await node.engine.evict(near, chain)).freed == tuple(reversed(chain[:2]))
         with pytest.raises(EngineError, match="not one of the workers"):
-            node.engine.evict(Group(0, 1), chain)
+            await node.engine.evict(Group(0, 1), chain)
 
     async def test_a_step_that_lacks_room_goes_before_copies_and_waits_for_leases(
         self, nodes: tuple[Node, Node]
@@ -257,5 +257,5 @@ class CopyContract:
             assert not noted
             await asyncio.sleep(0)
         assert [each.stored.blocks for each in noted[0].items] == [3, len(other.chain)]
-        assert node.engine.evict(near, item.chain).freed == tuple(reversed(item.chain))
+        assert (await node.engine.evict(near, item.chain)).freed == tuple(reversed(item.chain))
         assert await step == noted[0]

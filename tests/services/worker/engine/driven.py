@@ -91,9 +91,9 @@ class Driven:
             del self.lent[lease]
             self.engine.unpin(lease)
 
-    def evict(self, worker: int, text: str, below: int) -> None:
+    async def evict(self, worker: int, text: str, below: int) -> None:
         group = self._group(worker)
-        gone = self.engine.evict(group, self.chain(text)[below:])
+        gone = await self.engine.evict(group, self.chain(text)[below:])
         self._leave(group, (*gone.evicted, *gone.freed))
 
     async def adopt(self, composition: Composition) -> None:

@@ -176,7 +176,7 @@ async def act(driven: Driven, chance: random.Random) -> None:
         case "lend":
             driven.lend(text())
         case "evict":
-            driven.evict(worker, text(), chance.randrange(4))
+            await driven.evict(worker, text(), chance.randrange(4))
         case "adopt" if chance.random() < 0.5:
             await driven.adopt(chance.choice(COMPOSITIONS))
         case "resume" | "cancel" | "release" | "unpin" as action:

@@ -1,0 +1,133 @@
+"""Real SGLang servers on this machine's CPU, of the environment that `make sglang-cpu` installs."""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+ENVIRONMENT = Path(__file__).parents[2] / ".vertumnus" / "sglang"
+START_LIMIT_S = 600.0
+"""A server starts within half a minute on an idle machine, and a busy one may take ten times as long."""
+
+PAGE_TOKENS = 16
+CAPACITY_TOKENS = 6_000
+KV_PORTS = 64
+"""Between the event ports of a server's ranks, the ports of their replays, and those of their loads."""
+
+
+def python() -> Path | None:
+    """The interpreter that has SGLang, or None."""
+    if not (ENVIRONMENT / "READY").exists():
+        return None
+    return ENVIRONMENT / "bin" / "python"
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` neighbouring ports that are free now, below those that the system hands out by itself."""
+    while True:
+        first = 10_000 + secrets.randbelow(20_000)
+        if all(map(_is_free, range(first, first + count))):
+            return first
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that is up."""
+
+    url: str
+    pid: int
+    bootstrap_port: int
+    log: Path
+
+
+@contextmanager
+def server(
+    model: Path, log: Path, *arguments: str, units: int = 1, environment: dict[str, str] | None = None
+) -> Iterator[Running]:
+    """A server with `arguments` besides the usual ones, up when the block begins and gone when it ends."""
+    port = free_ports(2 + 3 * KV_PORTS)
+    command = command_of(model, port, *arguments)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment_of(units) | (environment or {}),
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_up(url, process, log)
+        yield Running(url, process.pid, port + 1, log)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def command_of(model: Path, port: int, *arguments: str) -> Sequence[str]:
+    """How a server is started that listens from `port` on."""
+    interpreter = python()
+    assert interpreter is not None, "`make sglang-cpu` has not been run"
+    events = port + 2
+    published = f'{{"publisher":"zmq","endpoint":"tcp://*:{events}","replay_endpoint":"tcp://*:{events + KV_PORTS}"}}'
+    nice = shutil.which("nice")
+    return (
+        *((nice, "-n", "10") if nice else ()),
+        *(str(interpreter), "-m", "sglang.launch_server", "--model-path", str(model)),
+        *("--host", "127.0.0.1", "--port", str(port), "--disaggregation-bootstrap-port", str(port + 1)),
+        *("--device", "cpu", "--attention-backend", "vertumnus_cpu", "--sampling-backend", "pytorch"),
+        *("--dtype", "float32", "--page-size", str(PAGE_TOKENS), "--max-total-tokens", str(CAPACITY_TOKENS)),
+        *("--disable-overlap-schedule", "--disable-custom-all-reduce", "--enable-metrics", "--sleep-on-idle"),
+        *("--kv-events-config", published, "--load-publish-endpoint", f"tcp://*:{events + 2 * KV_PORTS}"),
+        *("--log-level", "warning"),
+        *arguments,
+    )
+
+
+def environment_of(units: int) -> dict[str, str]:
+    """What SGLang needs on a CPU: our platform, one core for each rank, and the transfer engine's libraries."""
+    libraries = sorted({str(path.parent) for path in (ENVIRONMENT / "debian").rglob("*.so*")})
+    cores = os.cpu_count() or 1
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("VERTUMNUS_")}
+    inherited.pop("PYTHONPATH", None)
+    return inherited | {
+        "SGLANG_PLATFORM": "vertumnus_cpu",
+        "SGLANG_HOST_IP": "127.0.0.1",
+        "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(unit % cores) for unit in range(units)),
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "0",
+        "OMP_NUM_THREADS": "1",
+        "LD_LIBRARY_PATH": ":".join(libraries),
+        "MC_FORCE_TCP": "1",
+    }
+
+
+def _wait_until_up(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, f"the server ended with {process.returncode}:\n{log.read_text()[-3000:]}"
+        try:
+            # `/health` generates a token, so that everything a request needs has run once.
+            if httpx.get(f"{url}/health", timeout=30).status_code == httpx.codes.OK:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.5)
+    raise AssertionError(f"the server was not up within {START_LIMIT_S:g} s:\n{log.read_text()[-3000:]}")
