@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cli.profiling.capacity import CapacityEvidence, Order
     from simulation.workloads.rows import Row
 
-WINDOWS = {"torch": 3, "modelled": 20}
+WINDOWS = {"torch": 3, "sglang": 3, "modelled": 20}
 """Real time is dear; virtual time is not, and chance has less say in more requests."""
 
 

@@ -19,6 +19,9 @@ def doctor(
         Path | None, typer.Option(help="Where a system on this machine is kept [VERTUMNUS_DATA_DIR, else .vertumnus]")
     ] = None,
     model: Annotated[Path | None, typer.Option(help=f"Model directory [DATA_DIR/models/{DEFAULT_MODEL}]")] = None,
+    sglang: Annotated[
+        bool, typer.Option("--sglang", help="Look at the servers that VERTUMNUS_SGLANG_SERVERS and _DECODE name, too")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The findings as a JSON array")] = False,
 ) -> None:
     """Check Python, disk, clock, model, NATS and Postgres; exit with 1 if anything is unfit.
@@ -36,6 +39,10 @@ def doctor(
     settings = CommandSettings()
     home = DataDir(data_dir or settings.data_dir)
     checks = examine(settings, home, model or home.models / DEFAULT_MODEL)
+    if sglang:
+        from cli.sglang_checks import sglang_checks
+
+        checks += sglang_checks()
     if as_json:
         print(json.dumps([asdict(check) for check in checks]))
     else:

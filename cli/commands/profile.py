@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from cli.profiling.profiling import Order
 
 EngineName = Annotated[
-    Literal["torch", "modelled"],
-    typer.Option(help="`torch` computes; `modelled` takes the time that its cost model gives, at once"),
+    Literal["torch", "sglang", "modelled"],
+    typer.Option(
+        help="`torch` computes; `sglang` drives the servers that VERTUMNUS_SGLANG_SERVERS names; `modelled` takes the time that"
+        " its cost model gives, at once"
+    ),
 ]
 Model = Annotated[Path | None, typer.Option(file_okay=False, help=f"Model directory [DATA_DIR/models/{DEFAULT_MODEL}]")]
 Degrees = Annotated[str, typer.Option(help="Degrees, with commas; the largest is the number of ranks that are started")]
@@ -38,7 +41,7 @@ def profile(
     repeats: Annotated[int, typer.Option(min=1, max=REPEATS_MAX, help="Prefills of each point; fits use medians")] = 3,
     warmups: Annotated[int, typer.Option(min=0, max=REPEATS_MAX, help="Prefills before these, not counted")] = 1,
     budget_s: Annotated[
-        float, typer.Option(min=1, max=86_400, help="Begin no length that would end later than this (torch)")
+        float, typer.Option(min=1, max=86_400, help="Begin no length that would end later than this (not modelled)")
     ] = 180,
     seed: Seed = 1,
     as_json: Annotated[bool, typer.Option("--json", help="The profile on standard output as well")] = False,
@@ -62,7 +65,7 @@ def profile(
             hit_ratios=numbers("--hit-ratios", hit_ratios, float),
             warmups=warmups,
             repeats=repeats,
-            budget_s=budget_s if engine == "torch" else float("inf"),
+            budget_s=float("inf") if engine == "modelled" else budget_s,
             seed=seed,
         )
         found, measured = _with_progress(order, console)

@@ -47,6 +47,8 @@ def worker_settings(engine: str, model: Path | None, degrees: tuple[int, ...], *
         if not (directory / "config.json").exists():
             raise ValueError(f"--model: {directory} holds no model: run `make model`, or name one")
         chosen["model_dir"] = directory
+    elif engine == "sglang" and model is not None:
+        chosen["model_dir"] = model.resolve()
     try:
         return WorkerSettings(**chosen, prefill_ranks=max(degrees))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The engine to be profiled: the one that a worker with the same settings would drive, torch or modelled.
+"""The engine to be profiled: the one that a worker with the same settings would drive.
 
 A modelled engine runs in virtual time: an hour of modelled prefills takes a moment, and is as long as the model says.
 """
@@ -117,7 +117,11 @@ async def _started(settings: WorkerSettings, clock: Clock) -> AsyncIterator[Node
 def _vocabulary(settings: WorkerSettings) -> int:
     if settings.engine == "modelled":
         return settings.modelled_vocabulary
+    assert settings.model_dir is not None, "the settings have checked it"
+    if settings.engine == "sglang":
+        from services.worker.engine.sglang.model_facts import read_model
+
+        return read_model(settings.model_dir).vocabulary
     from services.worker.engine.torch.model_config import read_config
 
-    assert settings.model_dir is not None, "the settings have checked it"
     return read_config(settings.model_dir).vocab

@@ -20,25 +20,20 @@ from services.worker.engine.protocol import (
     Busy,
     EngineDied,
     EngineError,
-    ItemResult,
-    PrefillItem,
     PrefillStep,
     Sampling,
     StaleEpoch,
-    StepResult,
 )
 from services.worker.engine.sglang.engine import SglangEngine
 from services.worker.engine.sglang.settings import ServerAddress, SglangSettings
-from shared.contracts.ids import NodeId, RequestId
-from shared.model.blocks import Tokens, block_chain
+from shared.contracts.ids import NodeId
 from shared.model.lattice import Group
 from shared.runtime.clock import SystemClock
-from tests.support.sglang_servers import CAPACITY_TOKENS, PAGE_TOKENS, Running, server
+from tests.sglang.requests import BLOCKS, WORKER, generate, item, one, prefill, prompt
+from tests.support.sglang_servers import PAGE_TOKENS, Running, server
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
-BLOCKS = CAPACITY_TOKENS // PAGE_TOKENS
-WORKER = Group(0, 1)
 DEADLINE_S = 120
 
 
@@ -78,36 +73,6 @@ async def engine(new_engine: Callable[[], SglangEngine]) -> AsyncIterator[Sglang
     await engine.adopt(1, (1,))
     async with asyncio.timeout(DEADLINE_S):
         yield engine
-
-
-def prompt(length: int, seed: int) -> Tokens:
-    return np.random.default_rng(seed).integers(0, 200, length).astype(np.uint32)
-
-
-def item(name: str, tokens: Tokens, new_tokens: int = 0, key: bytes = b"k" * 32) -> PrefillItem:
-    then = Continuation(new_tokens, frozenset(), 0) if new_tokens else None
-    return PrefillItem(RequestId(name), tokens, tuple(block_chain(tokens, PAGE_TOKENS, key)), then=then)
-
-
-async def prefill(engine: SglangEngine, *items: PrefillItem) -> StepResult:
-    return await engine.prefill(PrefillStep(1, WORKER, items))
-
-
-async def one(engine: SglangEngine, each: PrefillItem) -> ItemResult:
-    return (await prefill(engine, each)).items[0]
-
-
-async def generate(engine: SglangEngine, each: PrefillItem) -> list[int]:
-    """The whole life of a request."""
-    assert each.then is not None
-    result = await one(engine, each)
-    assert result.first_token is not None
-    await engine.hand_off(each.request)
-    engine.release(each.request)
-    rest = engine.decode(
-        each.request, result.first_token.token, each.then.new_tokens_max - 1, each.then.stop_tokens, Sampling()
-    )
-    return [result.first_token.token, *[token.token async for token in rest]]
 
 
 async def test_a_request_s_whole_life(engine: SglangEngine) -> None:

@@ -155,7 +155,7 @@ def test_bad_settings_end_the_process_with_their_name() -> None:
         timeout=60,
     )
     assert ended.returncode == 2
-    assert ended.stderr == "VERTUMNUS_ENGINE: Input should be 'torch' or 'modelled'\n"
+    assert ended.stderr == "VERTUMNUS_ENGINE: Input should be 'torch', 'sglang' or 'modelled'\n"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,108 @@
+"""Prefill and decode on different SGLang servers, over the real transfer engine."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from services.worker.engine.protocol import EngineError, PrefillStep, Sampling
+from services.worker.engine.sglang.engine import SglangEngine
+from services.worker.engine.sglang.settings import DecodeAddress, ServerAddress, SglangSettings
+from shared.runtime.clock import SystemClock
+from tests.sglang.requests import BLOCKS, WORKER, generate, item, one, prompt
+from tests.support.sglang_servers import PAGE_TOKENS, Running, server
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1800)]
+
+DEADLINE_S = 300
+
+
+@pytest.fixture(scope="module")
+def prefill_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    log = tmp_path_factory.mktemp("logs") / "prefill.log"
+    with server(model, log, "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mooncake") as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def decode_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    log = tmp_path_factory.mktemp("logs") / "decode.log"
+    with server(
+        model,
+        log,
+        *("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "mooncake"),
+        *("--disaggregation-decode-retraction-backup", "none"),
+    ) as up:
+        yield up
+
+
+@pytest.fixture
+async def engine(model: Path, prefill_server: Running, decode_server: Running) -> AsyncIterator[SglangEngine]:
+    settings = SglangSettings(
+        model_dir=model,
+        servers=(ServerAddress(url=prefill_server.url, degree=1, bootstrap_port=prefill_server.bootstrap_port),),
+        decode=(DecodeAddress(url=decode_server.url),),
+        adaptive=False,
+        block_tokens=PAGE_TOKENS,
+        blocks_per_rank=BLOCKS,
+        context_tokens_max=4_096,
+        silence_s=300.0,
+    )
+    engine = SglangEngine(settings, SystemClock(), random.SystemRandom())
+    await engine.start()
+    await engine.adopt(1, (1,))
+    async with asyncio.timeout(DEADLINE_S):
+        yield engine
+    await engine.close()
+
+
+async def test_a_request_is_decoded_elsewhere_and_its_prefix_found_again(engine: SglangEngine) -> None:
+    tokens = prompt(83, 1)
+    cold = await generate(engine, item("cold", tokens, new_tokens=8))
+    warm = await generate(engine, item("warm", tokens, new_tokens=8))
+    assert cold == warm
+    assert len(cold) == 8
+    again = await one(engine, item("again", tokens, new_tokens=8))
+    assert (again.cached_tokens, again.stored.blocks) == (80, 0)
+    handed_off = await engine.hand_off(again.request)
+    assert handed_off.bytes == 83 * engine.describe().kv_bytes_per_token
+    assert await engine.hand_off(again.request) == handed_off
+
+
+async def test_a_prompt_that_nobody_decodes_needs_no_decode_server(engine: SglangEngine) -> None:
+    """As a chunk of one, or to replicate a prefix."""
+    result = await one(engine, item("alone", prompt(83, 2)))
+    assert (result.computed_tokens, result.stored.blocks) == (83, 5)
+    assert result.first_token is not None
+    with pytest.raises(EngineError):
+        await engine.hand_off(result.request)
+
+
+async def test_requests_of_a_step_go_over_side_by_side(engine: SglangEngine) -> None:
+    items = [item(f"r{number}", prompt(40 + number, 10 + number), new_tokens=4) for number in range(4)]
+    alone = [await generate(engine, item(f"a{number}", each.tokens, new_tokens=4)) for number, each in enumerate(items)]
+    results = (await engine.prefill(PrefillStep(1, WORKER, tuple(items)))).items
+    for each, result, expected in zip(items, results, alone, strict=True):
+        assert result.first_token is not None
+        await engine.hand_off(each.request)
+        rest = engine.decode(each.request, result.first_token.token, 3, frozenset(), Sampling())
+        assert [result.first_token.token, *[token.token async for token in rest]] == expected
+
+
+async def test_a_decode_server_that_dies_breaks_its_stream_off(engine: SglangEngine, decode_server: Running) -> None:
+    """The last test of the module: it takes the decode server with it. With no other one left, the engine ends."""
+    endless = item("endless", prompt(40, 30), new_tokens=3_000)
+    first = await one(engine, endless)
+    assert first.first_token is not None
+    await engine.hand_off(endless.request)
+    tokens = engine.decode(endless.request, first.first_token.token, 2_999, frozenset(), Sampling())
+    await anext(tokens)
+    os.killpg(decode_server.pid, signal.SIGKILL)
+    with pytest.raises(EngineError):
+        async for _ in tokens:
+            pass
+    assert "no decode server answers" in await asyncio.wait_for(engine.wait_died(), 120)
