@@ -24,7 +24,7 @@ def sglang_checks() -> list[Check]:
         first = error.errors(include_url=False, include_input=False)[0]
         field = "".join(f"{each}: " for each in first["loc"])
         return [Check("SGLang", False, f"{field}{first['msg']}", "VERTUMNUS_SGLANG_SERVERS and what goes with it")]
-    urls = [each.url for each in (*settings.servers, *settings.decode)]
+    urls = [*(each.url for each in settings.servers), *(each.url for each in settings.decode)]
     try:
         return list(_checks(settings, asyncio.run(_ask(urls, settings.key))))
     except EngineError as error:

@@ -16,7 +16,7 @@ from shared.runtime.clock import SystemClock
 from tests.sglang.requests import BLOCKS, WORKER, generate, item, one, prompt
 from tests.support.sglang_servers import PAGE_TOKENS, Running, server
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(3600)]
 
 DEADLINE_S = 300
 

@@ -32,7 +32,7 @@ from shared.runtime.clock import SystemClock
 from tests.sglang.requests import BLOCKS, WORKER, generate, item, one, prefill, prompt
 from tests.support.sglang_servers import PAGE_TOKENS, Running, server
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(3600)]
 
 DEADLINE_S = 120
 
