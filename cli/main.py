@@ -3,6 +3,7 @@
 import typer
 
 from cli.commands import (
+    calibrate_cache,
     capacity,
     demo,
     doctor,
@@ -43,6 +44,7 @@ app.command("fit")(fit.fit)
 app.command("capacity")(capacity.capacity)
 app.command("plan")(plan.plan)
 app.command("what-if")(what_if.what_if)
+app.command("calibrate-cache")(calibrate_cache.calibrate_cache)
 app.command("simulate")(simulate.simulate)
 for command in (
     operate.reconfigure,
