@@ -15,21 +15,46 @@ COLD = 1e-6
 INDEX = {degree: index for index, degree in enumerate(DEGREES)}
 
 
+Replicas = tuple[int, ...]
+"""How many workers of each degree have a block, by `INDEX`."""
+
+NOWHERE: Replicas = (0,) * len(DEGREES)
+
+
+@lru_cache(maxsize=4_096)
+def with_more(replicas: Replicas, index: int, more: int) -> Replicas:
+    """A replica more or less at one degree. Cached, so that the few counts that there are exist once and not in every node."""
+    return (*replicas[:index], replicas[index] + more, *replicas[index + 1 :])
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What a node was asked for, by `INDEX`, as of scan `stamp`."""
+
+    stamp: int
+    access: list[float] = field(default_factory=lambda: [0.0] * len(DEGREES))
+    missed: list[float] = field(default_factory=lambda: [0.0] * len(DEGREES))
+    seen: float = 0.0
+
+
 @dataclass(slots=True, eq=False)
 class Node:
-    """One block. Lists are by degree (`INDEX`); `access`, `missed` and `seen` are as of scan `stamp`, None if there never was
-    any. `held_below` counts the children that somebody holds."""
+    """One block; there are millions, so what most of them do not need is elsewhere. `held_below` counts the children that
+    somebody holds, `born` is the scan of its planting, `statistics` are None until something is asked for."""
 
     block: BlockId
     parent: "Node | None"
     depth: int
+    born: int
     children: int = 0
     held_below: int = 0
-    replicas: list[int] = field(default_factory=lambda: [0] * len(DEGREES))
-    access: list[float] | None = None
-    missed: list[float] | None = None
-    seen: float = 0.0
-    stamp: int = 0
+    replicas: Replicas = NOWHERE
+    statistics: Statistics | None = None
+
+    @property
+    def stamp(self) -> int:
+        """The scan at which it was last asked for, or else planted."""
+        return self.born if self.statistics is None else self.statistics.stamp
 
     def upwards(self) -> Iterator["Node"]:
         """The node, its parent, … the root."""
@@ -83,6 +108,7 @@ class Candidates(NamedTuple):
 
 
 NONE = (0.0,) * len(DEGREES)
+NO_DEMAND = Demand(NONE, NONE)
 
 
 def decayed(values: Sequence[float], factor: float) -> tuple[float, ...]:

@@ -23,17 +23,8 @@ from heapq import nlargest
 from itertools import islice
 
 from services.cachemgr.node import (
-    COLD,
-    INDEX,
-    NONE,
-    Candidate,
-    Candidates,
-    Demand,
-    Node,
-    decayed,
-    limits_of,
-    power,
-)
+    COLD, INDEX, NO_DEMAND, Candidate, Candidates, Demand, Node, Statistics, decayed, limits_of, power, with_more,
+)  # fmt: skip
 from shared.contracts.ids import BlockId, WorkerId
 from shared.model.holders import Holders
 from shared.model.lattice import DEGREES
@@ -74,7 +65,7 @@ class Trie:
                 self._holderless.pop(block, None)
                 self._first_holder(node)
             self._pairs += not node.replicas[index]
-            node.replicas[index] += 1
+            node.replicas = with_more(node.replicas, index, 1)
             parent = block
         self.copies += len(blocks)
 
@@ -83,7 +74,7 @@ class Trie:
         index = INDEX[self.degrees[worker]]
         for block in blocks:
             node = self.nodes[block]
-            node.replicas[index] -= 1
+            node.replicas = with_more(node.replicas, index, -1)
             self._pairs -= not node.replicas[index]
             if not any(node.replicas):
                 self._holderless[block] = node
@@ -105,37 +96,34 @@ class Trie:
 
     def accessed(self, node: Node, degree: int) -> None:
         """A request reused the node at a degree-C worker."""
-        self._settle(node)
-        if node.access is None:
-            node.access = list(NONE)
-        node.access[INDEX[degree]] = value = node.access[INDEX[degree]] + 1.0
+        access = self._settled(node).access
+        access[INDEX[degree]] = value = access[INDEX[degree]] + 1.0
         self._demanded(node, value, value >= self._limits.reclaim)
 
     def missed(self, node: Node, degree: int, benefit_s: float) -> None:
         """A request would have saved `benefit_s` at degree C, where nobody has the node."""
-        self._settle(node)
-        if node.missed is None:
-            node.missed = list(NONE)
-        node.missed[INDEX[degree]] = value = node.missed[INDEX[degree]] + benefit_s
+        missed = self._settled(node).missed
+        missed[INDEX[degree]] = value = missed[INDEX[degree]] + benefit_s
         self._demanded(node, value, value > self._limits.inter)
 
     def noticed(self, node: Node) -> None:
         """A request's prompt has the node, whether or not it could be reused."""
-        self._settle(node)
-        node.seen += 1.0
+        statistics = self._settled(node)
+        statistics.seen += 1.0
         # It fades with the others, and none of them may be taken for gone while it is there.
-        self._ceiling = max(self._ceiling, node.seen)
+        self._ceiling = max(self._ceiling, statistics.seen)
 
     def relieved(self, node: Node, degree: int, share: float) -> None:
         """A copy is on its way to degree C: only `share` of what was missed there still speaks for another."""
-        if node.missed is not None:
-            self._settle(node)
-            node.missed[INDEX[degree]] *= share
+        if node.statistics is not None:
+            self._settled(node).missed[INDEX[degree]] *= share
 
     def demand(self, node: Node) -> Demand:
         """Both statistics now."""
-        factor = power(self._limits.decay, self.scan - node.stamp)
-        return Demand(decayed(node.access or NONE, factor), decayed(node.missed or NONE, factor))
+        if (statistics := node.statistics) is None:
+            return NO_DEMAND
+        factor = self._factor(statistics)
+        return Demand(decayed(statistics.access, factor), decayed(statistics.missed, factor))
 
     # --- questions
 
@@ -165,8 +153,9 @@ class Trie:
         inter, intra, kept = [], [], 0
         limits = self._limits
         for node in self._hot.values():
-            factor = power(limits.decay, self.scan - node.stamp)
-            demand = zip(DEGREES, node.replicas, node.access or NONE, node.missed or NONE, strict=True)
+            assert node.statistics is not None, "a hot node was asked for"
+            factor = self._factor(node.statistics)
+            demand = zip(DEGREES, node.replicas, node.statistics.access, node.statistics.missed, strict=True)
             for degree, replicas, access, missed in demand:
                 if replicas:
                     if access * factor > replicas * limits.intra:
@@ -180,10 +169,11 @@ class Trie:
         """Every (z, C) whose missed cost is worth a copy, held at C or not, of nodes seen at least so often. In no order."""
         found = []
         for node in self._hot.values():
-            factor = power(self._limits.decay, self.scan - node.stamp)
-            if node.missed is None or node.seen * factor < seen_min:
+            assert node.statistics is not None, "a hot node was asked for"
+            factor = self._factor(node.statistics)
+            if node.statistics.seen * factor < seen_min:
                 continue
-            for degree, replicas, missed in zip(DEGREES, node.replicas, node.missed, strict=True):
+            for degree, replicas, missed in zip(DEGREES, node.replicas, node.statistics.missed, strict=True):
                 if missed * factor > self._limits.inter:
                     found.append(Candidate(node, degree, replicas, missed * factor))
         return found
@@ -193,10 +183,9 @@ class Trie:
         below the limit. In that order."""
         found = []
         for node in islice(self._tips.values(), limit):
-            factor = power(self._limits.decay, self.scan - node.stamp)
-            for degree, replicas, access in zip(DEGREES, node.replicas, node.access or NONE, strict=True):
-                if replicas and access * factor < replicas * self._limits.reclaim:
-                    found.append(Candidate(node, degree, replicas, access * factor / replicas))
+            for degree, replicas, access in zip(DEGREES, node.replicas, self.demand(node).access, strict=True):
+                if replicas and access < replicas * self._limits.reclaim:
+                    found.append(Candidate(node, degree, replicas, access / replicas))
         return found
 
     def hottest(self, limit: int) -> list[tuple[Node, Demand]]:
@@ -215,16 +204,17 @@ class Trie:
 
     def retune(self, parameters: Parameters) -> None:
         """Other thresholds or another decay hold from here on. The one walk over all nodes; operators are rare."""
-        for node in self.nodes.values():
-            self._settle(node)
+        asked_for = {block: node for block, node in self.nodes.items() if node.statistics is not None}
+        for node in asked_for.values():
+            self._settled(node)
         self._limits = limits_of(parameters)
-        self._hot = {block: node for block, node in self.nodes.items() if self._is_hot(node)}
+        self._hot = {block: node for block, node in asked_for.items() if self._is_hot(node)}
 
     # --- inside
 
     def _plant(self, block: BlockId, parent: BlockId | None) -> Node:
         above = self.nodes[parent] if parent is not None else None
-        node = self.nodes[block] = Node(block, above, above.depth + 1 if above else 0, stamp=self.scan)
+        node = self.nodes[block] = Node(block, above, above.depth + 1 if above else 0, self.scan)
         if above is not None:
             above.children += 1
         return node
@@ -242,15 +232,20 @@ class Trie:
             if not node.parent.held_below and any(node.parent.replicas):
                 self._tips[node.parent.block] = node.parent
 
-    def _settle(self, node: Node) -> None:
-        """Bring the stored values to this scan, so that something can be added."""
-        if node.stamp == self.scan:
-            return
-        factor = power(self._limits.decay, self.scan - node.stamp)
-        node.seen = decayed((node.seen,), factor)[0]
-        node.access = node.access and list(decayed(node.access, factor))
-        node.missed = node.missed and list(decayed(node.missed, factor))
-        node.stamp = self.scan
+    def _factor(self, statistics: Statistics) -> float:
+        return power(self._limits.decay, self.scan - statistics.stamp)
+
+    def _settled(self, node: Node) -> Statistics:
+        """The node's statistics as of this scan, so that something can be added."""
+        if (statistics := node.statistics) is None:
+            statistics = node.statistics = Statistics(self.scan)
+        elif statistics.stamp != self.scan:
+            factor = self._factor(statistics)
+            statistics.seen = decayed((statistics.seen,), factor)[0]
+            statistics.access = list(decayed(statistics.access, factor))
+            statistics.missed = list(decayed(statistics.missed, factor))
+            statistics.stamp = self.scan
+        return statistics
 
     def _demanded(self, node: Node, value: float, makes_hot: bool) -> None:
         self._ceiling = max(self._ceiling, value)
@@ -264,19 +259,21 @@ class Trie:
             self._recent.popitem(last=False)
 
     def _is_hot(self, node: Node) -> bool:
-        factor = power(self._limits.decay, self.scan - node.stamp)
-        if node.access is not None and max(node.access) * factor >= self._limits.reclaim:
-            return True
-        return node.missed is not None and max(node.missed) * factor > self._limits.inter
+        if (statistics := node.statistics) is None:
+            return False
+        factor = self._factor(statistics)
+        return (
+            max(statistics.access) * factor >= self._limits.reclaim
+            or max(statistics.missed) * factor > self._limits.inter
+        )
 
     # --- self-check
 
     def check(self, holders: Holders) -> None:
         """The tree is whole, counts agree with the holders, and every index has exactly what it should."""
         for block, node in self.nodes.items():
-            copies = [0] * len(DEGREES)
-            for worker in holders.index.holders(block):
-                copies[INDEX[self.degrees[worker]]] += 1
+            held = Counter(INDEX[self.degrees[worker]] for worker in holders.index.holders(block))
+            copies = tuple(held[index] for index in range(len(DEGREES)))
             assert node.replicas == copies, f"{block.hex()}: {node.replicas} replicas are counted, {copies} are held"
             assert (node.parent is None) == (node.depth == 0), f"{block.hex()}: its depth is {node.depth}"
             if node.parent is not None:

@@ -168,7 +168,7 @@ def test_new_thresholds_hold_at_the_next_scan(story: CacheStory) -> None:
 def test_a_retired_workers_blocks_are_no_replicas(story: CacheStory) -> None:
     story.stores(ONE, "a b")
     story.tell(*adopted("n0", 2, ranks=2), committed("n0", 2, (2,)))
-    assert story.state.trie.nodes[block("a")].replicas == [0, 0, 0, 0]
+    assert story.state.trie.nodes[block("a")].replicas == (0, 0, 0, 0)
     story.state.trie.check(story.state.holders)
     assert story.state.trie.degrees == {"n0/2/0": 2, "n1/1/0": 4}
 

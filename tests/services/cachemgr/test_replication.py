@@ -87,7 +87,7 @@ def test_a_copy_from_request_to_installation(story: CacheStory) -> None:
     story.tell(installed)
     assert not story.state.operations.open
     assert requested(story) == [], "it is there"
-    assert story.state.trie.nodes[block("c")].replicas == [1, 0, 1, 0]
+    assert story.state.trie.nodes[block("c")].replicas == (1, 0, 1, 0)
 
 
 def test_a_whole_path_is_copied_below_the_root(story: CacheStory) -> None:

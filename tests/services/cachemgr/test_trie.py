@@ -192,6 +192,6 @@ def test_check_finds_a_wrong_count() -> None:
     worker = next(iter(WORKERS))
     _add(holders, worker, holders.workers[worker], None, PATHS[0])
     trie.check(holders)
-    trie.nodes[PATHS[0][1]].replicas[0] += 1
+    trie.nodes[PATHS[0][1]].replicas = (7, 0, 0, 0)
     with pytest.raises(AssertionError, match="replicas are counted"):
         trie.check(holders)
