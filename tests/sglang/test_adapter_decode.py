@@ -13,10 +13,11 @@ from services.worker.engine.protocol import EngineError, PrefillStep, Sampling
 from services.worker.engine.sglang.engine import SglangEngine
 from services.worker.engine.sglang.settings import DecodeAddress, ServerAddress, SglangSettings
 from shared.runtime.clock import SystemClock
-from tests.sglang.requests import BLOCKS, WORKER, generate, item, one, prompt
-from tests.support.sglang_servers import PAGE_TOKENS, Running, server
+from tests.sglang.adapter_requests import BLOCKS, ON_REAL_SERVERS, WORKER, generate, item, model, one, prompt
+from tests.support.adapter_servers import PAGE_TOKENS, Running, server
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(3600)]
+__all__ = ["model"]  # a fixture
+pytestmark = ON_REAL_SERVERS
 
 DEADLINE_S = 300
 

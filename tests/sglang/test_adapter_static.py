@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,10 +29,21 @@ from services.worker.engine.sglang.settings import ServerAddress, SglangSettings
 from shared.contracts.ids import NodeId
 from shared.model.lattice import Group
 from shared.runtime.clock import SystemClock
-from tests.sglang.requests import BLOCKS, WORKER, generate, item, one, prefill, prompt
-from tests.support.sglang_servers import PAGE_TOKENS, Running, server
+from tests.sglang.adapter_requests import (
+    BLOCKS,
+    ON_REAL_SERVERS,
+    WORKER,
+    generate,
+    item,
+    model,
+    one,
+    prefill,
+    prompt,
+)
+from tests.support.adapter_servers import PAGE_TOKENS, Running, server
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(3600)]
+__all__ = ["model"]  # a fixture
+pytestmark = ON_REAL_SERVERS
 
 DEADLINE_S = 120
 
@@ -49,6 +60,13 @@ def settings_for(model: Path, running: Running) -> SglangSettings:
         silence_s=300.0,
         start_limit_s=60.0,
     )
+
+
+@pytest.fixture(scope="module")
+def fixed_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """An unmodified server of degree 1 that decodes what it prefills."""
+    with server(model, tmp_path_factory.mktemp("logs") / "fixed.log") as running:
+        yield running
 
 
 @pytest.fixture

@@ -1,6 +1,9 @@
-"""Requests as the adapter's tests send them, one worker of one rank."""
+"""What the adapter's tests share: the model of their servers, and requests as an agent sends them to a worker of one rank."""
+
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 from services.worker.engine.continuation import Continuation
 from services.worker.engine.protocol import ItemResult, PrefillItem, PrefillStep, Sampling, StepResult
@@ -8,10 +11,23 @@ from services.worker.engine.sglang.engine import SglangEngine
 from shared.contracts.ids import RequestId
 from shared.model.blocks import Tokens, block_chain
 from shared.model.lattice import Group
-from tests.support.sglang_servers import CAPACITY_TOKENS, PAGE_TOKENS
+from tests.support.adapter_servers import CAPACITY_TOKENS, PAGE_TOKENS, python
+from tests.support.tiny_models import write_tiny_model
 
+CONTEXT_TOKENS = 4_096
+ON_REAL_SERVERS = [
+    pytest.mark.sglang,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(python() is None, reason="`make sglang-cpu` has not been run"),
+]
 BLOCKS = CAPACITY_TOKENS // PAGE_TOKENS
 WORKER = Group(0, 1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3 in float32: bfloat16 would make near ties of its random logits."""
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny-qwen3", "qwen3", context=CONTEXT_TOKENS)
 
 
 def prompt(length: int, seed: int) -> Tokens:
