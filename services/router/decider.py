@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.router import loads as loads_model
+from services.router.board import Board
 from services.router.loads import Loads
-from services.router.outlook import Outlook, bringing, forecast, weights
-from services.router.placement import RUNNERS_UP, Placement, Question, choose, eligible, serving
+from services.router.outlook import Outlook, forecast, weights
+from services.router.placement import RUNNERS_UP, Able, Placement, Question, cached_tokens, choose, eligible
 from services.router.rate import Rate
 from shared.contracts.envelope import Channel, EventData, Stored
 from shared.contracts.events import (
+    CalibrationUpdated,
     EpochAborted,
     EpochCommitted,
     Exclusion,
@@ -46,7 +48,7 @@ from shared.model import holders as holders_model
 from shared.model import parameters as parameters_model
 from shared.model import pool as pool_model
 from shared.model.calibration import PPM, Calibration
-from shared.model.cost import Coefficients
+from shared.model.cost import Coefficients, Ints
 from shared.model.holders import Holders
 from shared.model.parameters import Parameters
 from shared.model.pool import Pool
@@ -65,13 +67,17 @@ CAPACITY = (
 )
 """Events after which a worker may be eligible that was not before."""
 
+TOUCHED_MAX = 10_000
+"""Workers that wait to be read anew. Where nobody asks, the board is made anew when somebody does."""
+
 RETRY_AFTER_S = 5
 """What a client that found no worker is told to wait: about the length of a restart or a switch."""
 
 
 @dataclass(slots=True)
 class State:
-    """Everything a decision reads. `coefficients` begin as configured and follow `calibration-updated`."""
+    """Everything a decision reads. `coefficients` begin as configured and follow `calibration-updated`; the board is made out
+    of the rest."""
 
     coefficients: Coefficients
     pool: Pool = field(default_factory=Pool)
@@ -80,6 +86,7 @@ class State:
     loads: Loads = field(default_factory=Loads)
     rate: Rate = field(default_factory=Rate)
     calibration: Calibration = field(default_factory=Calibration)
+    board: Board = field(default_factory=Board, compare=False)
 
 
 class Arrival(NamedTuple):
@@ -122,8 +129,18 @@ def evolve(state: State, stored: Stored) -> None:
     state.parameters = parameters_model.evolve(state.parameters, stored)
     state.coefficients = cost_model.evolve(state.coefficients, stored)
     calibration_model.evolve(state.calibration, stored, state.pool, state.coefficients)
-    if isinstance(stored.data, RequestAssigned):
-        state.rate.fold(stored.data)
+    match stored.data:
+        case RequestAssigned() as data:
+            state.rate.fold(data)
+        case PrefillCompleted() as data:
+            state.loads.touched.add(data.worker)
+        case CalibrationUpdated():
+            state.board.forget()
+        case _:
+            pass
+    if len(state.loads.touched) > TOUCHED_MAX:
+        state.board.forget()
+        state.loads.touched.clear()
 
 
 def place(state: State, question: Question) -> tuple[Placement | None, Counter[Exclusion]]:
@@ -136,26 +153,38 @@ def weigh(
     state: State, question: Question, runners_up: int = RUNNERS_UP
 ) -> tuple[Placement | None, dict[WorkerId, Exclusion]]:
     """The same, with the reason against each worker that may not take the request."""
-    candidates, excluded = eligible(state.pool, state.holders, state.loads, question)
-    spec = serving(state.pool)
-    if weights(state.parameters).policy != "vertumnus" or spec is None:
-        by = weights(state.parameters)
-        if spec is not None and state.holders.pending.of_worker:
-            candidates = bringing(look_out(state, spec, question.now_ns), question, candidates)
-        return choose(candidates, question.prompt_tokens, state.coefficients, by, runners_up), excluded
-    outlook = look_out(state, spec, question.now_ns)
-    candidates = forecast(outlook, question, candidates)
-    placement = choose(candidates, question.prompt_tokens, state.coefficients, outlook.weights, runners_up)
-    return placement and placement._replace(load=outlook.load_ppm / PPM), excluded
+    able, excluded, cached_W = look(state, question)
+    if able is None:
+        return None, excluded
+    outlook = look_out(state, question.now_ns)
+    priced = forecast(outlook, able, question, cached_W, state.holders.trust)
+    placement = choose(able, priced, state.holders.trust, runners_up)
+    return placement._replace(load=outlook.load_ppm / PPM), excluded
 
 
-def look_out(state: State, spec: NodeRegistered, now_ns: int) -> Outlook:
-    """What `vertumnus` reads of the state, with its weights as of now."""
-    workers = sum(len(node.workers) for node in state.pool.nodes.values() if node.alive and not node.cordoned)
-    load_ppm = state.rate.load_ppm(now_ns, workers)
+def look(state: State, question: Question) -> tuple[Able | None, dict[WorkerId, Exclusion], Ints]:
+    """Who may take a request, why nobody else, and how much of its prompt each worker holds."""
+    board, now_ns = state.board, question.now_ns
+    board.look(state.pool, state.loads, state.calibration, now_ns)
+    able, excluded = eligible(board.members, board.hung(now_ns), question)
+    return able, excluded, cached_tokens(board.members, state.holders.matched(question.chain), question)
+
+
+def look_out(state: State, now_ns: int) -> Outlook:
+    """What `vertumnus` reads of the state, with the weights of the policy in force. The board has looked."""
+    policy = weights(state.parameters).policy
+    load_ppm = state.rate.load_ppm(now_ns, state.board.members.counted) if policy == "vertumnus" else 0
     by = weights(state.parameters, load_ppm)
-    pending = state.holders.pending
-    return Outlook(state.loads, state.calibration, state.coefficients, state.parameters, by, load_ppm, spec, pending)
+    return Outlook(
+        state.board,
+        state.loads,
+        state.calibration,
+        state.coefficients,
+        state.parameters,
+        by,
+        load_ppm,
+        state.holders.pending,
+    )
 
 
 def receive(state: State, arrival: Arrival, moment: Moment, by: Place = place) -> list[EventData]:
@@ -247,7 +276,7 @@ def _assigned(
         excluded=dict(excluded),
         price_digest=placement.price_digest,
         fetch_from=winner.fetch_from,
-        fetch_blocks=_fetch_blocks(state.pool, winner),
+        fetch_blocks=_fetch_blocks(state.board, winner),
         parameters_version=state.parameters.version,
         coefficients_version=state.coefficients.version,
         seen_seq=moment.seen_seq,
@@ -255,14 +284,14 @@ def _assigned(
     )
 
 
-def _fetch_blocks(pool: Pool, winner: PricedCandidate) -> int:
+def _fetch_blocks(board: Board, winner: PricedCandidate) -> int:
     """How many leading blocks the source has."""
-    spec = serving(pool)
+    spec = board.members.spec
     return winner.cached_tokens // spec.block_tokens if winner.fetch_from is not None and spec is not None else 0
 
 
 def _decode_worker(state: State, node: NodeId) -> WorkerId | None:
     """The decode rank with the fewest reserved output tokens on the prefill's node (KV moves within a node), the lowest
     of equals; None if none lives there."""
-    ranks = [decode_worker_id(each, rank) for each, rank in state.pool.decode_workers() if each == node]
+    ranks = [decode_worker_id(node, rank) for rank in state.pool.decode_ranks(node)]
     return min(ranks, key=lambda rank: (state.loads.output_tokens.get(rank, 0), rank), default=None)

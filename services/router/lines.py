@@ -17,6 +17,9 @@ HUNG_FACTOR = 3
 HUNG_US_MIN = 5_000_000
 """A worker that has given no sign for longer than both bounds is ineligible: a hung worker must not look idle."""
 
+FOREVER = 2**62
+"""Later than any time and more than any work; with a minus, before all times."""
+
 
 @dataclass(slots=True)
 class Assignment:
@@ -51,6 +54,16 @@ class _Waiting(NamedTuple):
     service_us: int
     since_ns: int
     request: RequestId
+
+
+class Order(NamedTuple):
+    """Those of a line that go by their work, the least first: `works` and the sums of the first none, one, two… of them. It
+    holds from `from_ns` on until somebody more has waited too long."""
+
+    works: list[int]
+    sums: list[int]
+    from_ns: int
+    until_ns: int
 
 
 @dataclass(slots=True)
@@ -91,17 +104,28 @@ class Line:
 
     def ahead(self, service_us: int, now_ns: int) -> Ahead:
         """Of equal work the older goes first, and a newcomer is the youngest."""
-        late = bisect_right(self._ages_ns, now_ns - WAIT_NS_MAX)
-        if late != self._late:
-            self._sum_up(late, now_ns)
+        self._sum_up(now_ns)
         before = bisect_right(self._works, service_us)
         return Ahead(self.total_us - self._sums[-1] + self._sums[before], len(self._works) - before)
 
-    def _sum_up(self, late: int, now_ns: int) -> None:
+    def as_of(self, now_ns: int) -> Order:
+        """All that `ahead` reads. The lists are the line's own."""
+        late = self._sum_up(now_ns)
+        ages_ns = self._ages_ns
+        from_ns = ages_ns[late - 1] + WAIT_NS_MAX if late else -FOREVER
+        until_ns = ages_ns[late] + WAIT_NS_MAX if late < len(ages_ns) else FOREVER
+        return Order(self._works, self._sums, from_ns, until_ns)
+
+    def _sum_up(self, now_ns: int) -> int:
+        """Returns how many have waited too long."""
+        late = bisect_right(self._ages_ns, now_ns - WAIT_NS_MAX)
+        if late == self._late:
+            return late
         waiting = self._by_work if not late else [e for e in self._by_work if e.since_ns > now_ns - WAIT_NS_MAX]
         self._works = [each.service_us for each in waiting]
         self._sums = list(accumulate(self._works, initial=0))
         self._late = late
+        return late
 
 
 @dataclass(slots=True)

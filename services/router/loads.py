@@ -63,7 +63,8 @@ class OpenRequest:
 
 @dataclass(slots=True)
 class Loads:
-    """State of the fold; `evolve` is its only writer. A worker or decode rank without a reservation has no entry."""
+    """State of the fold; `evolve` is its only writer. A worker or decode rank without a reservation has no entry. `touched` are
+    the workers whose load has changed since the board last looked (`board.py`)."""
 
     open: dict[RequestId, OpenRequest] = field(default_factory=dict)
     of_worker: dict[WorkerId, Load] = field(default_factory=dict)
@@ -74,6 +75,7 @@ class Loads:
     node_ended_seq: dict[NodeId, int] = field(default_factory=dict)
     specs: dict[NodeId, NodeRegistered] = field(default_factory=dict)
     lost_routers: LostRouters = field(default_factory=LostRouters)
+    touched: set[WorkerId] = field(default_factory=set, compare=False)
 
     def has_company(self, request: RequestId, now_ns: int) -> bool:
         """Whether the request is still to be prefilled at a worker that gives signs of life and has others to serve too: then
@@ -181,6 +183,7 @@ def _assign(loads: Loads, data: RequestAssigned, chain: Chain) -> None:
         fetch_from=data.fetch_from,
     )
     loads.of_worker.setdefault(data.worker, Load()).line.add(data.request, assignment)
+    loads.touched.add(data.worker)
     loads.in_flight.add(data.request, data.worker, chain)
     if (rank := data.decode_worker) is not None:
         _change(loads.output_tokens, rank, request.max_tokens)
@@ -217,6 +220,7 @@ def _start(loads: Loads, request: RequestId, assignment: Assignment) -> None:
     load = loads.of_worker[assignment.worker]
     load.line.remove(request, assignment)
     load.running[request] = assignment
+    loads.touched.add(assignment.worker)
     assignment.started = True
 
 
@@ -232,6 +236,7 @@ def _go_on(loads: Loads, data: BlocksStored) -> None:
         left_tokens = max(0, assignment.prompt_tokens - done_tokens)
         left_us = assignment.service_us * left_tokens // max(1, assignment.uncached_tokens)
         assignment.left_us = min(assignment.left_us, left_us)
+        loads.touched.add(assignment.worker)
 
 
 def _sign(loads: Loads, worker: WorkerId, time_ns: int) -> None:
@@ -239,6 +244,7 @@ def _sign(loads: Loads, worker: WorkerId, time_ns: int) -> None:
     load = loads.of_worker.get(worker)
     if load is not None and load.running:
         load.sign_ns = time_ns
+        loads.touched.add(worker)
 
 
 def _free_worker(loads: Loads, request: RequestId, assignment: Assignment) -> None:
@@ -250,6 +256,7 @@ def _free_worker(loads: Loads, request: RequestId, assignment: Assignment) -> No
     if (source := assignment.fetch_from) is not None:
         _change(loads.fetching, node_of(source), -1)
     load = loads.of_worker[assignment.worker]
+    loads.touched.add(assignment.worker)
     if not assignment.started:
         load.line.remove(request, assignment)
     else:

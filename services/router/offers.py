@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from services.router import placement
 from services.router.decider import State
+from services.router.roster import serving
 
 
 class Offer(NamedTuple):
@@ -24,7 +24,7 @@ def offered(state: State) -> Offer | None:
     specs = [node.spec for node in state.pool.nodes.values() if node.spec is not None]
     if not specs:
         return None
-    spec = placement.serving(state.pool) or specs[0]
+    spec = serving(state.pool) or specs[0]
     longest = max(each.prompt_tokens_max for each in specs if each.model == spec.model)
     return Offer(spec.model, spec.block_tokens, longest)
 

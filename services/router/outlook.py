@@ -14,19 +14,20 @@ known at all gets credit for nothing but a fetch.
 Under every policy, what a split has left pending at a worker is priced as a fetch from its own node (model, 2.4).
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from services.router.in_flight import Coming
-from services.router.lines import Load
+import numpy as np
+
+from services.router.board import Board
 from services.router.loads import Loads
-from services.router.placement import Candidate, Pricing, Question, Weights
+from services.router.placement import Able, Kind, Priced, Pricing, Question, Waits, Ways, Weights
 from shared.contracts.copy_commands import FETCHES_PER_SOURCE_MAX
-from shared.contracts.events import NodeRegistered
-from shared.contracts.ids import RequestId, WorkerId, node_of
+from shared.contracts.events import NodeRegistered, Trust
+from shared.contracts.ids import BlockId, RequestId, WorkerId, node_of
 from shared.model.blocks import reusable_tokens
 from shared.model.calibration import PPM, Calibration
-from shared.model.cost import Coefficients
+from shared.model.cost import Coefficients, Ints
 from shared.model.parameters import Parameters
 from shared.model.pending import Pending
 
@@ -44,81 +45,112 @@ def weights(parameters: Parameters, load_ppm: int = 0) -> Weights:
     return Weights("vertumnus", beta, parameters.lam_vertumnus)
 
 
-class _Offer(NamedTuple):
-    """One way to serve a request at a worker. It is not served before a request of `behind_us` of work."""
-
-    candidate: Candidate
-    behind_us: int = 0
-
-
 class Outlook(NamedTuple):
-    """What a forecast reads, besides the candidates."""
+    """What a forecast reads besides the prompt."""
 
+    board: Board
     loads: Loads
     calibration: Calibration
     coefficients: Coefficients
     parameters: Parameters
     weights: Weights
     load_ppm: int
-    spec: NodeRegistered
     pending: Pending
 
+    @property
+    def spec(self) -> NodeRegistered:
+        """What the pool serves."""
+        assert self.board.members.spec is not None, (
+            "a request that somebody may take is served by a node that registered"
+        )
+        return self.board.members.spec
 
-def bringing(outlook: Outlook, question: Question, candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates, with what is pending there where a fetch of it is cheaper than to compute it: all that policies other
-    than `vertumnus` know of what will have happened."""
-    smallest = min((each.degree for each in candidates), default=1)
-    pricing = Pricing(outlook.coefficients, question.prompt_tokens, outlook.weights, smallest)
-    return [
-        min((each, *_pending(outlook, question, each)), key=lambda way: pricing.of(way).price_us) for each in candidates
-    ]
-
-
-def forecast(outlook: Outlook, question: Question, candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates with the best that each of them offers. Many are idle and hold as much as others do, so that they
-    offer what one of their kind did."""
-    parameters = outlook.parameters
-    smallest = min((each.degree for each in candidates), default=1)
-    pricing = Pricing(outlook.coefficients, question.prompt_tokens, outlook.weights, smallest)
-    coming: Mapping[WorkerId, Coming] = {}
-    if parameters.in_flight_prefixes and outlook.loads.in_flight:
-        coming = outlook.loads.in_flight.matches(question.chain)
-    sources = _sources(outlook, candidates) if parameters.prefix_fetch else []
-    ordered = parameters.ordered_queue and parameters.worker_order == "shortest-first"
-    best = []
-    idle: dict[Hashable, Candidate] = {}
-    for each in candidates:
-        if parameters.calibration and (ratio_ppm := outlook.calibration.ratio_ppm(each.worker)) != PPM:
-            each = each._replace(ratio_ppm=ratio_ppm)
-        load = outlook.loads.of_worker.get(each.worker) if ordered else None
-        there = coming.get(each.worker)
-        alike: Hashable = None
-        lacks_nothing = each.worker not in outlook.pending.of_worker
-        if load is None and there is None and lacks_nothing:
-            alike = each[1:], _can_fetch(outlook, each.worker), bool(sources) and sources[0].worker == each.worker
-            if (twin := idle.get(alike)) is not None:
-                best.append(Candidate(each.worker, *twin[1:]))
-                continue
-        offers = [_Offer(each)]
-        if there is not None and each.trust != "blind":
-            offers += _in_flight(outlook, question, each, there)
-        if sources:
-            offers += _fetched(outlook, each, sources)
-        if not lacks_nothing:
-            offers += map(_Offer, _pending(outlook, question, each))
-        ways = [_in_line(offer, load, pricing, question) if load else offer.candidate for offer in offers]
-        best.append(ways[0] if len(ways) == 1 else min(ways, key=lambda way: pricing.of(way).price_us))
-        if alike is not None:
-            idle[alike] = best[-1]
-    return best
+    @property
+    def ratio_ppm(self) -> Ints | None:
+        return self.board.ratio_ppm if self.parameters.calibration else None
 
 
-def _in_flight(outlook: Outlook, question: Question, each: Candidate, coming: Coming) -> Iterator[_Offer]:
+class _Way(NamedTuple):
+    """More than a worker's own blocks, where it has more. The request is not served before one of `behind_us` of work."""
+
+    kind: Kind
+    cached_tokens_W: Ints
+    fetch_us_W: Ints | None = None
+    behind_us_W: Ints | None = None
+
+
+def forecast(
+    outlook: Outlook, able: Able, question: Question, cached_W: Ints, trust: Callable[[WorkerId], Trust]
+) -> Priced:
+    """The request in every way at every worker, by the policy in force."""
+    if outlook.weights.policy != "vertumnus":
+        return plain(outlook, able, question, cached_W, _pending(outlook, question, cached_W))
+    more: list[_Way] = []
+    if outlook.parameters.in_flight_prefixes and outlook.loads.in_flight:
+        more += _in_flight(outlook, question, cached_W, trust)
+    fetch_from = None
+    if outlook.parameters.prefix_fetch and (source := _source(outlook, able, cached_W)) is not None:
+        fetch_from = outlook.board.roster.workers[source]
+        more += _fetched(outlook, source, cached_W)
+    more += _pending(outlook, question, cached_W)
+    ways = _ways(cached_W, more, outlook.ratio_ppm, fetch_from)
+    pricing = _pricing(outlook, able, question)
+    services = pricing.services(ways)
+    waits = _waits(outlook, services.service_us_KW, more, question.now_ns)
+    return Priced(pricing, ways, waits, pricing.prices(services, waits))
+
+
+def plain(outlook: Outlook, able: Able, question: Question, cached_W: Ints, more: Iterable[_Way] = ()) -> Priced:
+    """By what every worker holds and has reserved, and `more`."""
+    queue_us_W = outlook.board.queue_us(outlook.board.elapsed_us(question.now_ns))
+    return _pricing(outlook, able, question).of(_ways(cached_W, [*more]), Waits(queue_us_W[None]))
+
+
+def _pricing(outlook: Outlook, able: Able, question: Question) -> Pricing:
+    roster, smallest = outlook.board.roster, able.roster.degrees[0]
+    return Pricing(outlook.coefficients, question.prompt_tokens, outlook.weights, roster, smallest)
+
+
+def _ways(
+    cached_W: Ints, more: list[_Way], ratio_ppm_W: Ints | None = None, fetch_from: WorkerId | None = None
+) -> Ways:
+    if not more:
+        return Ways(("own",), cached_W[None], None, ratio_ppm_W)
+    cached_KW = np.array([cached_W, *(each.cached_tokens_W for each in more)])
+    fetch_us_KW = np.zeros_like(cached_KW)
+    for way, each in enumerate(more, 1):
+        if each.fetch_us_W is not None:
+            fetch_us_KW[way] = each.fetch_us_W
+    return Ways(("own", *(each.kind for each in more)), cached_KW, fetch_us_KW, ratio_ppm_W, fetch_from)
+
+
+def _waits(outlook: Outlook, service_us_KW: Ints, more: list[_Way], now_ns: int) -> Waits:
+    """What is ahead, and whom it delays, by the workers' order."""
+    board, parameters = outlook.board, outlook.parameters
+    elapsed_us_W = board.elapsed_us(now_ns)
+    if not (parameters.ordered_queue and parameters.worker_order == "shortest-first"):
+        return Waits(board.queue_us(elapsed_us_W)[None])
+    if more and more[0].behind_us_W is not None:
+        service_us_KW = service_us_KW.copy()
+        np.maximum(service_us_KW[1], more[0].behind_us_W, out=service_us_KW[1])
+    return Waits(*board.ahead(service_us_KW, elapsed_us_W))
+
+
+def _in_flight(
+    outlook: Outlook, question: Question, cached_W: Ints, trust: Callable[[WorkerId], Trust]
+) -> Iterator[_Way]:
     """With what requests before this one will leave, behind the shortest of them that has not begun."""
-    tokens = reusable_tokens(coming.blocks, outlook.spec.block_tokens, question.prompt_tokens)
-    if tokens > each.cached_tokens:
-        more = each._replace(cached_tokens=tokens, in_flight_tokens=tokens - each.cached_tokens)
-        yield _Offer(more, min(_waits_us(outlook.loads, request) for request in coming.providers))
+    rows, block_tokens = outlook.board.roster.rows, outlook.spec.block_tokens
+    found: dict[int, tuple[int, int]] = {}
+    for worker, coming in outlook.loads.in_flight.matches(question.chain).items():
+        tokens = reusable_tokens(coming.blocks, block_tokens, question.prompt_tokens)
+        row = rows.get(worker)
+        if row is not None and tokens > cached_W[row] and trust(worker) != "blind":
+            found[row] = tokens, min(_waits_us(outlook.loads, request) for request in coming.providers)
+    if found:
+        tokens_W, behind_us_W = cached_W.copy(), np.zeros_like(cached_W)
+        tokens_W[list(found)], behind_us_W[list(found)] = zip(*found.values(), strict=True)
+        yield _Way("in-flight", tokens_W, behind_us_W=behind_us_W)
 
 
 def _waits_us(loads: Loads, request: RequestId) -> int:
@@ -128,54 +160,59 @@ def _waits_us(loads: Loads, request: RequestId) -> int:
     return 0 if assignment.started else assignment.service_us
 
 
-def _sources(outlook: Outlook, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Who may be read from, the longest prefix first."""
-    fetching, specs = outlook.loads.fetching, outlook.loads.specs
-    able = [
-        each
-        for each in candidates
-        if each.cached_tokens
-        and fetching.get(node := node_of(each.worker), 0) < FETCHES_PER_SOURCE_MAX
-        and (spec := specs.get(node)) is not None
-        and spec.fetches
+def _source(outlook: Outlook, able: Able, cached_W: Ints) -> int | None:
+    """Who is read from: the row of the longest prefix among those that may be read from now."""
+    members = outlook.board.members
+    held_W = cached_W * members.can_fetch_W
+    for node, reads in outlook.loads.fetching.items():
+        if reads >= FETCHES_PER_SOURCE_MAX and (rows_W := members.rows_of.get(node)) is not None:
+            held_W[rows_W] = 0
+    row = int(held_W.argmax() if able.rows_W is None else able.rows_W[held_W[able.rows_W].argmax()])
+    return row if held_W[row] else None
+
+
+def _fetched(outlook: Outlook, source: int, cached_W: Ints) -> Iterator[_Way]:
+    """With the longest prefix of another worker, where that is longer than its own."""
+    board, spec, parameters = outlook.board, outlook.spec, outlook.parameters
+    longest, node = int(cached_W[source]), node_of(board.roster.workers[source])
+    gains_W = (cached_W < longest) & board.members.can_fetch_W
+    depths = np.array(sorted(set(cached_W.tolist())))
+    fetch_us = [
+        outlook.calibration.fetch_us(node, (longest - depth) * spec.kv_bytes_per_token, parameters.fetch_mb_per_s)
+        for depth in depths.tolist()
     ]
-    return sorted(able, key=lambda each: (-each.cached_tokens, each.worker))
+    fetch_us_W = np.array(fetch_us)[depths.searchsorted(cached_W)] * gains_W
+    if gains_W.any():
+        yield _Way("fetched", np.where(gains_W, longest, cached_W), fetch_us_W)
 
 
-def _fetched(outlook: Outlook, each: Candidate, sources: list[Candidate]) -> Iterator[_Offer]:
-    """With the longest prefix of another worker, if it is longer than this one's own."""
-    source = sources[0] if sources[0].worker != each.worker else sources[1] if len(sources) > 1 else each
-    if source.cached_tokens > each.cached_tokens and _can_fetch(outlook, each.worker):
-        yield _Offer(_reading(outlook, each, source.worker, source.cached_tokens))
+def _pending(outlook: Outlook, question: Question, cached_W: Ints) -> Iterator[_Way]:
+    """With what a split has left for the worker on its node."""
+    roster = outlook.board.roster
+    found = {
+        row: brought
+        for worker in outlook.pending.of_worker
+        if (row := roster.rows.get(worker)) is not None
+        and (brought := bringing(outlook, question.chain, question.prompt_tokens, worker, int(cached_W[row])))
+    }
+    if found:
+        tokens_W, fetch_us_W = cached_W.copy(), np.zeros_like(cached_W)
+        tokens_W[list(found)], fetch_us_W[list(found)] = zip(*found.values(), strict=True)
+        yield _Way("pending", tokens_W, fetch_us_W)
 
 
-def _pending(outlook: Outlook, question: Question, each: Candidate) -> Iterator[Candidate]:
-    """With what a split has left for it on its node."""
-    node, block_tokens = node_of(each.worker), outlook.spec.block_tokens
-    if not _can_fetch(outlook, each.worker) or outlook.loads.fetching.get(node, 0) >= FETCHES_PER_SOURCE_MAX:
-        return
-    blocks = outlook.pending.reaches(each.worker, question.chain, each.cached_tokens // block_tokens)
-    tokens = reusable_tokens(blocks, block_tokens, question.prompt_tokens)
-    if tokens > each.cached_tokens:
-        yield _reading(outlook, each, each.worker, tokens)
-
-
-def _reading(outlook: Outlook, each: Candidate, source: WorkerId, tokens: int) -> Candidate:
-    """With the first `tokens` of the prompt, of which those that it lacks are read from the node of `source`."""
-    lacking = tokens - each.cached_tokens
-    read_bytes = lacking * outlook.spec.kv_bytes_per_token
-    fetch_us = outlook.calibration.fetch_us(node_of(source), read_bytes, outlook.parameters.fetch_mb_per_s)
-    return each._replace(cached_tokens=tokens, fetched_tokens=lacking, fetch_us=fetch_us, fetch_from=source)
-
-
-def _can_fetch(outlook: Outlook, worker: WorkerId) -> bool:
-    spec = outlook.loads.specs.get(node_of(worker))
-    return spec is not None and spec.fetches
-
-
-def _in_line(offer: _Offer, load: Load, pricing: Pricing, question: Question) -> Candidate:
-    """What is ahead of it there, and whom it delays."""
-    each, behind_us = offer
-    service_us = pricing.service_us(each.degree, each.cached_tokens, each.ratio_ppm, each.fetch_us)
-    ahead = load.ahead(max(service_us, behind_us), question.now_ns)
-    return each._replace(queue_us=ahead.queue_us, delayed_jobs=ahead.jobs)
+def bringing(
+    outlook: Outlook, chain: Sequence[BlockId], prompt_tokens: int, worker: WorkerId, cached_tokens: int
+) -> tuple[int, int] | None:
+    """How much of a prompt the worker has when what is pending there has come, and how long that takes; None if it is no more
+    than it has."""
+    node, spec = node_of(worker), outlook.spec
+    registered = outlook.loads.specs.get(node)
+    if registered is None or not registered.fetches or outlook.loads.fetching.get(node, 0) >= FETCHES_PER_SOURCE_MAX:
+        return None
+    blocks = outlook.pending.reaches(worker, chain, cached_tokens // spec.block_tokens)
+    tokens = reusable_tokens(blocks, spec.block_tokens, prompt_tokens)
+    if tokens <= cached_tokens:
+        return None
+    read_bytes = (tokens - cached_tokens) * spec.kv_bytes_per_token
+    return tokens, outlook.calibration.fetch_us(node, read_bytes, outlook.parameters.fetch_mb_per_s)

@@ -8,29 +8,32 @@ lower worker id. A prefix miss excludes nobody. Under the freeze switch (`least-
 
 Under `vertumnus` q_w is only what will be served before the request, P_w may be in flight or fetched, s_w has the worker's
 measured ratio and the time of the fetch, and J_w besides s_w for each request that this one delays (`outlook.py`).
+
+All workers are priced at once, in columns (`roster.py`). Of the axes, K is the ways to serve the request and W the workers.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from heapq import nsmallest
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from services.router.loads import Loads
-from shared.contracts.events import Exclusion, NodeRegistered, PricedCandidate, Trust
+import numpy as np
+
+from services.router.roster import DIGEST_BYTES, REASONS, Bools, Members, Roster
+from shared.contracts.events import Exclusion, PricedCandidate, Trust
 from shared.contracts.ids import BlockId, WorkerId
 from shared.model.blocks import reusable_tokens
 from shared.model.calibration import PPM
-from shared.model.cost import Coefficients
-from shared.model.holders import Holders
-from shared.model.lattice import DEGREES
+from shared.model.cost import Coefficients, Ints
 from shared.model.parameters import PlacementPolicy
-from shared.model.pool import Node, Pool
 
 RUNNERS_UP = 4
 """Recorded candidates beyond the winner and the best of each degree."""
 
-DIGEST_BYTES = 16
+TOO_LONG, HUNG, FULL, REFUSED = map(REASONS.index, ("too-long", "hung", "full", "refused"))
+
+
+Kind = Literal["own", "in-flight", "fetched", "pending"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +46,45 @@ class Question:
     refused_by: Collection[WorkerId] = ()
 
 
-class Candidate(NamedTuple):
-    """One eligible worker, before it has a price. Of the cached tokens some may be in flight there, or fetched first; the
-    ratio is what the worker takes for what is predicted, in millionths."""
-
-    worker: WorkerId
-    degree: int
-    cached_tokens: int
-    queue_us: int
-    trust: Trust
-    in_flight_tokens: int = 0
-    fetched_tokens: int = 0
-    fetch_us: int = 0
-    fetch_from: WorkerId | None = None
-    delayed_jobs: int = 0
-    ratio_ppm: int = PPM
-
-
 class Weights(NamedTuple):
     """What a policy multiplies by. Least work names none, so its preferred degree is by those of the parameters."""
 
     policy: PlacementPolicy
     beta: float
     lam: float
+
+
+class Able(NamedTuple):
+    """The workers that may take a request: those in `rows_W` of the pool's roster, or all of it."""
+
+    roster: Roster
+    rows_W: Ints | None = None
+
+
+class Ways(NamedTuple):
+    """How a request could be served at each worker, each way of one of the `kinds`. The first is with the worker's own blocks,
+    and stands for those of the others that the worker has not. What is fetched is read from `fetch_from`, what is pending from
+    the worker's own node. `ratio_ppm_W` is what the workers take for what is predicted, None where that is 1."""
+
+    kinds: tuple[Kind, ...]
+    cached_tokens_KW: Ints
+    fetch_us_KW: Ints | None = None
+    ratio_ppm_W: Ints | None = None
+    fetch_from: WorkerId | None = None
+
+
+class Services(NamedTuple):
+    """s of each way, and what the smallest degree would take for it."""
+
+    service_us_KW: Ints
+    smallest_us_KW: Ints
+
+
+class Waits(NamedTuple):
+    """What is ahead of the request, and how many it delays if that counts."""
+
+    queue_us_KW: Ints
+    delayed_jobs_KW: Ints | None = None
 
 
 class Placement(NamedTuple):
@@ -84,177 +103,178 @@ class Placement(NamedTuple):
         return self.candidates[0]
 
 
-class Price(NamedTuple):
-    """Sorts as candidates are preferred. `own_us` is the price without queues."""
-
-    price_us: int
-    tie_us: int
-    worker: WorkerId
-    service_us: int
-    occupancy_us: int
-    own_us: int
-    of: Candidate
-
-
-def serving(pool: Pool) -> NodeRegistered | None:
-    """What the pool serves: the registration of its first living node. A node that serves something else gets no work."""
-    alive = [node for node in pool.nodes.values() if node.alive and node.spec is not None]
-    return min(alive, key=lambda node: node.id).spec if alive else None
-
-
 def eligible(
-    pool: Pool, holders: Holders, loads: Loads, question: Question
-) -> tuple[list[Candidate], dict[WorkerId, Exclusion]]:
-    """The workers that may take the request, and why each of the others may not."""
-    excluded: dict[WorkerId, Exclusion] = {}
-    spec = serving(pool)
-    able: list[Candidate] = []
-    of_worker, known, matched = loads.of_worker, holders.workers, holders.matched(question.chain)
-    block_tokens = spec.block_tokens if spec else 1
-    usable = reusable_tokens(len(question.chain), block_tokens, question.prompt_tokens) // block_tokens
-    for node in pool.nodes.values():
-        if (reason := _node_excluded(node, spec, question)) is not None:
-            excluded.update((worker.id, reason) for worker in node.workers)
-            continue
-        room = _room(node.spec)
-        is_adopted = set(node.adopted.values()) == {node.epoch}
-        for worker in node.workers:
-            name, degree = worker.id, worker.group.degree
-            queue_us, hung = load.at(question.now_ns) if (load := of_worker.get(name)) is not None else (0, False)
-            if hung:
-                excluded[name] = "hung"
-            elif name in node.draining:
-                excluded[name] = "draining"
-            elif not is_adopted and not node.has_adopted(worker):
-                excluded[name] = "stale-epoch"
-            elif question.prompt_tokens > room[degree]:
-                excluded[name] = "full"
-            else:
-                cached_tokens = min(matched.get(name, 0), usable) * block_tokens
-                trust = held.trust if (held := known.get(name)) is not None else "blind"
-                able.append(Candidate(name, degree, cached_tokens, queue_us, trust))
-    if question.refused_by and (fresh := [each for each in able if each.worker not in question.refused_by]):
-        excluded.update((each.worker, "refused") for each in able if each.worker in question.refused_by)
-        return fresh, excluded
-    return able, excluded
+    members: Members, hung_W: Bools | None, question: Question
+) -> tuple[Able | None, dict[WorkerId, Exclusion]]:
+    """The workers that may take the request, None without any, and why each of the others may not."""
+    roster, tokens = members.roster, question.prompt_tokens
+    if tokens <= members.free_tokens and hung_W is None and not question.refused_by:
+        return Able(roster), {}
+    bar_W = np.where(tokens > members.room_tokens_W, FULL, -1)
+    bar_W = np.where(members.bar_W >= 0, members.bar_W, bar_W)
+    if hung_W is not None:
+        bar_W[hung_W] = HUNG
+    bar_W[tokens > members.prompt_tokens_W] = TOO_LONG
+    bar_W = np.where(members.node_bar_W >= 0, members.node_bar_W, bar_W)
+    had = [row for each in question.refused_by if (row := roster.rows.get(each)) is not None and bar_W[row] < 0]
+    if 0 < len(had) < np.count_nonzero(bar_W < 0):
+        bar_W[had] = REFUSED
+    excluded = {roster.workers[row]: REASONS[bar_W[row]] for row in np.flatnonzero(bar_W >= 0).tolist()}
+    rows_W = np.flatnonzero(bar_W < 0)
+    return (Able(roster.only(rows_W), rows_W) if len(rows_W) else None), excluded
 
 
-def choose(
-    candidates: Iterable[Candidate],
-    prompt_tokens: int,
-    coefficients: Coefficients,
-    weights: Weights,
-    runners_up: int = RUNNERS_UP,
-) -> Placement | None:
-    """The placement, or None without a candidate. `runners_up` says how many more of the candidates it names."""
-    candidates = list(candidates)
-    if not candidates:
-        return None
-    pricing = Pricing(coefficients, prompt_tokens, weights, min(each.degree for each in candidates))
-    prices = [pricing.of(each) for each in candidates]
+def cached_tokens(members: Members, matched: Mapping[WorkerId, int], question: Question) -> Ints:
+    """P of each worker, out of how many leading blocks of the chain it holds."""
+    roster, cached = members.roster, np.zeros(len(members.roster.workers) + 1, dtype=np.int64)
+    if members.spec is not None and matched:
+        rows = np.fromiter(map(roster.rows.__getitem__, matched), dtype=np.intp, count=len(matched))
+        cached[rows] = np.fromiter(matched.values(), dtype=np.int64, count=len(matched))
+        usable = reusable_tokens(len(question.chain), members.spec.block_tokens, question.prompt_tokens)
+        cached *= members.spec.block_tokens
+        np.minimum(cached, usable, out=cached)
+    return cached[:-1]
+
+
+class Pricing:
+    """The prices of one prompt at the workers of a roster; `smallest` is C_min."""
+
+    def __init__(
+        self, coefficients: Coefficients, prompt_tokens: int, weights: Weights, roster: Roster, smallest: int
+    ) -> None:
+        self._coefficients = coefficients
+        self._prompt_tokens = prompt_tokens
+        self.weights = weights
+        self.roster = roster
+        self._smallest = smallest
+
+    def services(self, ways: Ways) -> Services:
+        """s: at least 1, for a reservation of nothing could not be told from none. The baseline of λ has the same ratio and
+        the same fetch."""
+        P = ways.cached_tokens_KW.astype(np.float64)
+        degrees = self.roster.against(self._smallest)
+        service_us = np.maximum(self._coefficients.prefills_us(degrees, self._prompt_tokens - P, P), 1)
+        if ways.ratio_ppm_W is not None:
+            whole_s, rest_us = np.divmod(service_us, PPM)  # a product of all of it might not fit
+            service_us = np.maximum(whole_s * ways.ratio_ppm_W + rest_us * ways.ratio_ppm_W // PPM, 1)
+        if ways.fetch_us_KW is not None:
+            service_us += ways.fetch_us_KW
+        return Services(*service_us)
+
+    def of(self, ways: Ways, waits: Waits) -> "Priced":
+        """Everything, where what is ahead does not depend on the service."""
+        return Priced(self, ways, waits, self.prices(self.services(ways), waits))
+
+    def prices(self, services: Services, waits: Waits) -> "Prices":
+        """J and its parts."""
+        by, degree_W = self.weights, self.roster.degree_W
+        service_us, queue_us = services.service_us_KW, waits.queue_us_KW
+        extra_us = by.lam * (degree_W * service_us - self._smallest * services.smallest_us_KW)
+        occupancy_us = np.rint(extra_us).astype(np.int64)
+        own_us = np.rint(by.beta * service_us).astype(np.int64) + occupancy_us
+        if by.policy == "least-work":
+            return Prices(queue_us, service_us, service_us, np.zeros_like(occupancy_us), own_us)
+        price_us = queue_us + own_us
+        if waits.delayed_jobs_KW is not None:
+            price_us += waits.delayed_jobs_KW * service_us
+        return Prices(price_us, queue_us, service_us, occupancy_us, own_us)
+
+
+class Prices(NamedTuple):
+    """J, what decides between equal ones, and the parts. `own_us_KW` is the price without queues."""
+
+    price_us_KW: Ints
+    tie_us_KW: Ints
+    service_us_KW: Ints
+    occupancy_us_KW: Ints
+    own_us_KW: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """Everything about a request at every worker."""
+
+    pricing: Pricing
+    ways: Ways
+    waits: Waits
+    prices: Prices
+
+    def candidate(self, row: int, way: int, trust: Trust) -> PricedCandidate:
+        """One worker in one way, as it is recorded."""
+        ways, waits, prices = self.ways, self.waits, self.prices
+        cached_tokens = _at(ways.cached_tokens_KW, way, row)
+        kind, more_tokens = ways.kinds[way], cached_tokens - _at(ways.cached_tokens_KW, 0, row)
+        service_us = _at(prices.service_us_KW, way, row)
+        delayed_jobs = 0 if waits.delayed_jobs_KW is None else _at(waits.delayed_jobs_KW, way, row)
+        worker = self.pricing.roster.workers[row]
+        is_read = kind in ("fetched", "pending") and more_tokens > 0
+        return PricedCandidate(
+            worker=worker,
+            degree=int(self.pricing.roster.degree_W[row]),
+            cached_tokens=cached_tokens,
+            queue_us=_at(waits.queue_us_KW, way, row),
+            service_us=service_us,
+            occupancy_us=_at(prices.occupancy_us_KW, way, row),
+            price_us=_at(prices.price_us_KW, way, row),
+            trust=trust,
+            in_flight_tokens=more_tokens if kind == "in-flight" else 0,
+            fetched_tokens=more_tokens if is_read else 0,
+            fetch_us=0 if ways.fetch_us_KW is None else _at(ways.fetch_us_KW, way, row),
+            fetch_from=None if not is_read else worker if kind == "pending" else ways.fetch_from,
+            delayed_jobs=delayed_jobs,
+            delay_us=delayed_jobs * service_us,
+            ratio=1.0 if ways.ratio_ppm_W is None else int(ways.ratio_ppm_W[row]) / PPM,
+        )
+
+
+def choose(able: Able, priced: Priced, trust: Callable[[WorkerId], Trust], runners_up: int = RUNNERS_UP) -> Placement:
+    """The placement. `runners_up` says how many more of the candidates it names."""
+    weights, prices = priced.pricing.weights, priced.prices
+    way_W = prices.price_us_KW.argmin(axis=0)
+    price_us_W, tie_us_W, own_us_W = (
+        _of_ways(column_KW, way_W) for column_KW in (prices.price_us_KW, prices.tie_us_KW, prices.own_us_KW)
+    )
+    rows_W = able.rows_W
+    if rows_W is not None:
+        price_us_W, tie_us_W, own_us_W = price_us_W[rows_W], tie_us_W[rows_W], own_us_W[rows_W]
+    named = _reported(able.roster, np.lexsort((tie_us_W, price_us_W)), runners_up)
     least_work = weights.policy == "least-work"
     return Placement(
         weights.policy,
-        tuple(_priced(each) for each in _reported(prices, runners_up)),
-        min((each.own_us, each.of.degree) for each in prices)[1],
-        digest((each.worker, each.price_us) for each in prices),
+        tuple(
+            priced.candidate(row, int(way_W[row]), trust(priced.pricing.roster.workers[row]))
+            for row in (named if rows_W is None else rows_W[named].tolist())
+        ),
+        able.roster.preferred_degree(own_us_W),
+        able.roster.digest(price_us_W.tolist()),
         0.0 if least_work else weights.beta,
         0.0 if least_work else weights.lam,
     )
 
 
-class Pricing:
-    """The prices of one prompt. Most workers share a degree and hold nothing, so most of the answers repeat."""
-
-    def __init__(self, coefficients: Coefficients, prompt_tokens: int, weights: Weights, smallest_degree: int) -> None:
-        self._coefficients = coefficients
-        self._prompt_tokens = prompt_tokens
-        self._weights = weights
-        self._smallest = smallest_degree
-        self._predicted: dict[tuple[int, int], int] = {}
-        self._parts: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
-
-    def service_us(self, degree: int, cached_tokens: int, ratio_ppm: int, fetch_us: int) -> int:
-        """s: at least 1, for a reservation of nothing could not be told from none."""
-        predicted = self._predicted.get((degree, cached_tokens))
-        if predicted is None:
-            uncached_tokens = self._prompt_tokens - cached_tokens
-            predicted = max(1, self._coefficients.prefill_us(degree, uncached_tokens, cached_tokens))
-            self._predicted[degree, cached_tokens] = predicted
-        return predicted + fetch_us if ratio_ppm == PPM else max(1, predicted * ratio_ppm // PPM) + fetch_us
-
-    def of(self, each: Candidate) -> Price:
-        """J and its parts."""
-        key = each.degree, each.cached_tokens, each.ratio_ppm, each.fetch_us
-        if (parts := self._parts.get(key)) is None:
-            parts = self._parts[key] = self._own(*key)
-        service_us, occupancy_us, own_us = parts
-        if self._weights.policy == "least-work":
-            return Price(each.queue_us, service_us, each.worker, service_us, 0, own_us, each)
-        price_us = each.queue_us + each.delayed_jobs * service_us + own_us
-        return Price(price_us, each.queue_us, each.worker, service_us, occupancy_us, own_us, each)
-
-    def _own(self, degree: int, cached_tokens: int, ratio_ppm: int, fetch_us: int) -> tuple[int, int, int]:
-        """s, the price of extra GPUs, and J without queues. The baseline of λ has the same ratio and fetch."""
-        service_us = self.service_us(degree, cached_tokens, ratio_ppm, fetch_us)
-        smallest_us = self.service_us(self._smallest, cached_tokens, ratio_ppm, fetch_us)
-        occupancy_us = round(self._weights.lam * (degree * service_us - self._smallest * smallest_us))
-        return service_us, occupancy_us, round(self._weights.beta * service_us) + occupancy_us
+def _at(column_KW: Ints, way: int, row: int) -> int:
+    """A column that is the same for all ways is there once."""
+    return int(column_KW[way if len(column_KW) > 1 else 0, row])
 
 
-def _node_excluded(node: Node, spec: NodeRegistered | None, question: Question) -> Exclusion | None:
-    """Why no worker of this node can take the request."""
-    if not node.alive or node.spec is None or spec is None or not _serves_the_same(node.spec, spec):
-        return "not-schedulable"
-    if node.cordoned:
-        return "cordoned"
-    return "too-long" if question.prompt_tokens > node.spec.prompt_tokens_max else None
+def _of_ways(column_KW: Ints, way_W: Ints) -> Ints:
+    """Of each worker in its way."""
+    column_W: Ints = column_KW[0] if len(column_KW) == 1 else np.take_along_axis(column_KW, way_W[None], axis=0)[0]
+    return column_W
 
 
-def _room(spec: NodeRegistered | None) -> dict[int, int]:
-    """The longest prompt whose blocks fit on a worker of each degree, in tokens."""
-    assert spec is not None, "an able node is registered"
-    rank_tokens = spec.blocks_per_rank * spec.block_tokens
-    return {degree: rank_tokens * (degree if spec.kv_layout == "cyclic" else 1) for degree in DEGREES}
+def _reported(roster: Roster, order: Ints, runners_up: int) -> list[int]:
+    """Out of all rows, the cheapest first: the winner, the best of every other degree, the next ones."""
+    degree_W = roster.degree_W[order]
+    leaders = sorted(int((degree_W == degree).argmax()) for degree in roster.degrees)
+    next_ones = [place for place in range(min(len(order), runners_up + len(leaders))) if place not in leaders]
+    return [int(order[place]) for place in (*leaders, *next_ones[:runners_up])]
 
 
-def _serves_the_same(one: NodeRegistered, other: NodeRegistered) -> bool:
-    return one is other or (
-        (one.model, one.model_revision, one.tokenizer_revision, one.block_tokens)
-        == (other.model, other.model_revision, other.tokenizer_revision, other.block_tokens)
-    )
-
-
-def _reported(prices: list[Price], runners_up: int) -> list[Price]:
-    """The winner, the best of every other degree, the next ones."""
-    best: dict[int, Price] = {}
-    for each in prices:
-        if each.of.degree not in best or each < best[each.of.degree]:
-            best[each.of.degree] = each
-    leaders = sorted(best.values())
-    named = {each.worker for each in leaders}
-    next_ones = nsmallest(runners_up + len(leaders), prices)
-    return leaders + [each for each in next_ones if each.worker not in named][:runners_up]
-
-
-def _priced(price: Price) -> PricedCandidate:
-    return PricedCandidate(
-        worker=price.worker,
-        degree=price.of.degree,
-        cached_tokens=price.of.cached_tokens,
-        queue_us=price.of.queue_us,
-        service_us=price.service_us,
-        occupancy_us=price.occupancy_us,
-        price_us=price.price_us,
-        trust=price.of.trust,
-        in_flight_tokens=price.of.in_flight_tokens,
-        fetched_tokens=price.of.fetched_tokens,
-        fetch_us=price.of.fetch_us,
-        fetch_from=price.of.fetch_from,
-        delayed_jobs=price.of.delayed_jobs,
-        delay_us=price.of.delayed_jobs * price.service_us,
-        ratio=price.of.ratio_ppm / PPM,
-    )
+def service_us(coefficients: Coefficients, degree: int, prompt_tokens: int, cached_tokens: int, ratio_ppm: int) -> int:
+    """s at one worker, as `Pricing.services` has it for all."""
+    predicted_us = max(1, coefficients.prefill_us(degree, prompt_tokens - cached_tokens, cached_tokens))
+    return max(1, predicted_us * ratio_ppm // PPM)
 
 
 def digest(prices: Iterable[tuple[WorkerId, int]]) -> str:

@@ -7,18 +7,19 @@ last few are looked at. A request that has few attempts left stays where it is.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from heapq import nlargest
 from itertools import islice
 from typing import NamedTuple
 
 from services.router.decider import State, look_out
 from services.router.lines import Load
-from services.router.outlook import Outlook, forecast
-from services.router.placement import Pricing, Question, eligible, serving
+from services.router.outlook import Outlook, bringing
+from services.router.placement import service_us
 from shared.contracts.ids import RequestId, Source, WorkerId
+from shared.model.blocks import reusable_tokens
+from shared.model.calibration import PPM
 from shared.model.parameters import Parameters
-from shared.model.pool import Pool, Worker
+from shared.model.pool import Worker
 
 LINES_MAX = 16
 LAST_MAX = 4
@@ -55,12 +56,12 @@ def idle_workers(state: State) -> list[Worker]:
 
 def best_move(state: State, source: Source, idle: Worker, now_ns: int, staying: Collection[RequestId]) -> Move | None:
     """The request of router `source` that gains most by going to `idle`; None if nobody gains. Those in `staying` do not go."""
-    spec = serving(state.pool)
-    if spec is None or not steals(state.parameters):
+    if not steals(state.parameters):
         return None
     if idle.id in state.loads.of_worker or not state.pool.schedulable(idle):
         return None
-    outlook = look_out(state, spec, now_ns)
+    state.board.look(state.pool, state.loads, state.calibration, now_ns)
+    outlook = look_out(state, now_ns)
     moves = (
         Move(request, state.loads.open[request].attempt, gain_us)
         for load in nlargest(LINES_MAX, state.loads.of_worker.values(), key=lambda load: load.line.total_us)
@@ -85,8 +86,7 @@ def _gain_us(state: State, outlook: Outlook, request: RequestId, load: Load, idl
     opened = state.loads.open[request]
     here, old = opened.assignment, state.pool.workers.get(opened.worker or WorkerId(""))
     assert here is not None, "who waits in a line has a reservation"
-    question = Question(here.prompt_tokens, state.holders.chains.get(request, ()), now_ns, opened.refused_by)
-    there_us = _service_there_us(state, outlook, question, idle)
+    there_us = None if idle.id in opened.refused_by else _service_there_us(state, outlook, request, idle)
     if there_us is None or old is None:
         return 0
     ahead = load.ahead(here.service_us, now_ns)
@@ -95,15 +95,21 @@ def _gain_us(state: State, outlook: Outlook, request: RequestId, load: Load, idl
     return wait_us + here_us - _own_us(outlook, there_us, idle.degree) - MOVE_US
 
 
-def _service_there_us(state: State, outlook: Outlook, question: Question, idle: Worker) -> int | None:
-    """How long the idle worker would take; None if it may not have the request."""
-    node = replace(state.pool.nodes[idle.node], workers=(idle,))
-    candidates, _ = eligible(Pool({node.id: node}, {idle.id: idle}), state.holders, state.loads, question)
-    if not candidates or idle.id in question.refused_by:
+def _service_there_us(state: State, outlook: Outlook, request: RequestId, idle: Worker) -> int | None:
+    """How long the idle worker would take, to which nothing is on its way but what is pending there; None if it may not have
+    the request."""
+    here, chain = state.loads.open[request].assignment, state.holders.chains.get(request, ())
+    if here is None or not outlook.board.members.takes(idle.id, here.prompt_tokens):
         return None
-    [there] = forecast(outlook, question, candidates)
-    pricing = Pricing(outlook.coefficients, question.prompt_tokens, outlook.weights, idle.degree)
-    return pricing.service_us(idle.degree, there.cached_tokens, there.ratio_ppm, there.fetch_us)
+    blocks = state.holders.matched(chain).get(idle.id, 0)
+    cached_tokens = reusable_tokens(blocks, outlook.spec.block_tokens, here.prompt_tokens)
+    ratio_ppm = state.calibration.ratio_ppm(idle.id) if state.parameters.calibration else PPM
+    own_us = service_us(state.coefficients, idle.degree, here.prompt_tokens, cached_tokens, ratio_ppm)
+    brought = bringing(outlook, chain, here.prompt_tokens, idle.id, cached_tokens)
+    if brought is None:
+        return own_us
+    tokens, fetch_us = brought
+    return min(own_us, fetch_us + service_us(state.coefficients, idle.degree, here.prompt_tokens, tokens, ratio_ppm))
 
 
 def _own_us(outlook: Outlook, service_us: int, degree: int) -> int:

@@ -11,6 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from shared.contracts.envelope import Stored
@@ -19,11 +21,17 @@ from shared.model.set_version import check_version
 
 US_PER_S = 1_000_000
 
+PREFILL_US_MAX = 1 << 40
+"""No prefill is predicted to take longer than 12 days, so that whatever is made of predictions fits into 64 bits."""
+
 SET_BYTES_MAX = 1 << 20
 """A set with all the evidence for it takes a few tens of kilobytes; a larger file is something else."""
 
 
 _Form = TypeVar("_Form", bound=BaseModel)
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 def attended_pairs(uncached_tokens: int, cached_tokens: int) -> int:
@@ -52,7 +60,16 @@ class Coefficients(BaseModel):
         R, P = uncached_tokens, cached_tokens
         shared = self.d + self.a * R + self.b * P + self.g * (degree - 1)
         divided = self.c * R + self.alpha * attended_pairs(R, P)
-        return round((shared + divided / degree) * US_PER_S)
+        return min(round((shared + divided / degree) * US_PER_S), PREFILL_US_MAX)
+
+    def prefills_us(self, degree: Floats, uncached_tokens: Floats, cached_tokens: Floats) -> Ints:
+        """Many of them at once, each exactly as `prefill_us` says: by the same operations in the same order, on whole numbers
+        that floats hold exactly, for prompts of less than 2^26 tokens. Any shapes that broadcast, in that of the result."""
+        R, P = uncached_tokens, cached_tokens
+        pairs = R * (R + 2 * P + 1) / 2
+        shared = self.d + self.a * R + self.b * P + self.g * (degree - 1)
+        divided = self.c * R + self.alpha * pairs
+        return np.minimum(np.rint((shared + divided / degree) * US_PER_S), PREFILL_US_MAX).astype(np.int64)
 
     def constant_us(self, degree: int) -> int:
         """d + g(C-1): what a step costs whatever is in it."""

@@ -5,7 +5,6 @@ A worker exists from its `epoch-committed` to the next one of its node. It is sc
 of its group has adopted the epoch, and it is not draining; a cordoned node's workers exist but get nothing new.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shared.contracts.envelope import EventData, Stored
@@ -67,10 +66,12 @@ class Node:
 
 @dataclass(slots=True)
 class Pool:
-    """State of the fold; `evolve` is its only writer."""
+    """State of the fold; `evolve` is its only writer. `changes` counts the events that said something about nodes, so that
+    what is made out of the pool can tell when to make it anew."""
 
     nodes: dict[NodeId, Node] = field(default_factory=dict)
     workers: dict[WorkerId, Worker] = field(default_factory=dict)
+    changes: int = field(default=0, compare=False)
 
     @property
     def alive(self) -> set[NodeId]:
@@ -81,11 +82,10 @@ class Pool:
         node = self.nodes[worker.node]
         return node.alive and not node.cordoned and worker.id not in node.draining and node.has_adopted(worker)
 
-    def decode_workers(self) -> Iterator[tuple[NodeId, int]]:
-        """(node, decode rank) of every living node, in id order."""
-        for node in sorted(self.nodes.values(), key=lambda each: each.id):
-            if node.alive and node.spec is not None:
-                yield from ((node.id, rank) for rank in range(node.spec.decode_ranks))
+    def decode_ranks(self, node: NodeId) -> range:
+        """The decode ranks of a node, if it lives."""
+        found = self.nodes.get(node)
+        return range(found.spec.decode_ranks if found is not None and found.alive and found.spec is not None else 0)
 
 
 def evolve(pool: Pool, stored: Stored) -> None:
@@ -120,7 +120,8 @@ def evolve(pool: Pool, stored: Stored) -> None:
         case CompositionUnpinned():
             _node(pool, data.node).pinned = False
         case _:
-            pass
+            return
+    pool.changes += 1
 
 
 def _node(pool: Pool, node: NodeId) -> Node:

@@ -8,11 +8,13 @@ worker, so that reservations, audits and explanations go on as they are.
 from collections import Counter
 from typing import NamedTuple
 
+import numpy as np
+
 from services.router import decider
 from services.router.decider import Arrival, Moment, State
 from services.router.loads import OpenRequest
-from services.router.outlook import weights
-from services.router.placement import Candidate, Placement, Question, choose, eligible
+from services.router.outlook import plain, weights
+from services.router.placement import Able, Placement, Question, choose
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
     Exclusion,
@@ -67,36 +69,37 @@ class Placing:
 
     def place(self, state: State, question: Question) -> tuple[Placement | None, Counter[Exclusion]]:
         """The rule's choice among the workers that may have the request."""
-        candidates, excluded = eligible(state.pool, state.holders, state.loads, question)
+        able, excluded, cached_W = decider.look(state, question)
         counted = Counter(excluded.values())
         self._waits = False
-        if not candidates:
+        if able is None:
             return None, counted
-        of_worker = {each.worker: each for each in candidates}
-        block_tokens = _block_tokens(state, candidates[0].worker)
+        rows = state.board.roster.rows
+        block_tokens = _block_tokens(state, able.roster.workers[0])
         prompt = Prompt(question.prompt_tokens, question.chain, block_tokens, question.now_ns)
-        chosen = self._rule.choose(prompt, [self._view(state, each, block_tokens) for each in candidates])
+        views = [self._view(state, each, int(cached_W[rows[each]]), block_tokens) for each in able.roster.workers]
+        chosen = self._rule.choose(prompt, views)
         if chosen is None:
             self._waits = True
             return None, counted
-        placement = choose(
-            [of_worker[chosen]], question.prompt_tokens, state.coefficients, weights(state.parameters, 0)
-        )
-        assert placement is not None, "there is a candidate: the chosen one"
+        row_W = np.array([rows[chosen]])
+        alone = Able(state.board.roster.only(row_W), row_W)
+        outlook = decider.look_out(state, question.now_ns)._replace(weights=weights(state.parameters))
+        placement = choose(alone, plain(outlook, alone, question, cached_W), state.holders.trust)
         return placement._replace(policy=self._rule.name), counted
 
-    def _view(self, state: State, candidate: Candidate, block_tokens: int) -> WorkerView:
-        load = state.loads.of_worker.get(candidate.worker)
+    def _view(self, state: State, worker: WorkerId, cached_tokens: int, block_tokens: int) -> WorkerView:
+        load = state.loads.of_worker.get(worker)
         running = load.running.values() if load else ()
         return WorkerView(
-            worker=candidate.worker,
-            degree=candidate.degree,
-            cached_blocks=candidate.cached_tokens // block_tokens,
+            worker=worker,
+            degree=state.pool.workers[worker].degree,
+            cached_blocks=cached_tokens // block_tokens,
             queued_requests=len(load.line) if load else 0,
             running_requests=len(running),
-            uncached_tokens=self._uncached_tokens[candidate.worker],
+            uncached_tokens=self._uncached_tokens[worker],
             running_blocks=sum(-(-each.prompt_tokens // block_tokens) for each in running),
-            capacity_blocks=_capacity_blocks(state, candidate.worker),
+            capacity_blocks=_capacity_blocks(state, worker),
         )
 
     def _settle(self, state: State, request: RequestId, stored: Stored) -> None:

@@ -60,7 +60,7 @@ def check_folds(scene: Scene) -> None:
 def differing(path: str, one: Any, other: Any) -> str | None:
     """The path of the first part in which two states differ, and both parts. Orders of dictionaries do not count."""
     if is_dataclass(one) and type(one) is type(other):
-        names = [each.name for each in fields(one) if each.name not in ELSEWHERE]
+        names = [each.name for each in fields(one) if each.compare and each.name not in ELSEWHERE]
         return _first((f"{path}.{name}", getattr(one, name), getattr(other, name)) for name in names)
     if isinstance(one, Trie | PrefixIndex) and type(one) is type(other):
         return differing(path, _portrait(one), _portrait(other))

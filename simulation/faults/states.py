@@ -10,8 +10,10 @@ from simulation.faults.scene import Scene
 def check_states(scene: Scene) -> None:
     """Every state agrees with itself, and no two processes lead with one term. Errors: AssertionError."""
     for _, hosted in scene.hosted(router.Hosted):
-        hosted.state.loads.check()
-        hosted.state.holders.check()
+        state = hosted.state
+        state.loads.check()
+        state.holders.check()
+        state.board.check(state.pool, state.loads, state.calibration)
     for _, manager in scene.hosted(cachemgr.Hosted):
         manager.state.holders.check()
         manager.state.trie.check(manager.state.holders)

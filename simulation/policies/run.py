@@ -71,6 +71,7 @@ class Simulation:
             state = router.view.settle()
             state.loads.check()
             state.holders.check()
+            state.board.check(state.pool, state.loads, state.calibration)
             if not self.routers.open_requests:
                 assert not state.loads.of_worker, "a reservation has outlived its request"
         for node in self.nodes.values():

@@ -4,6 +4,7 @@ import json
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from shared.contracts.events import CalibrationUpdated, RouterRegistered
 from shared.contracts.ids import RouterId
-from shared.model.cost import SET_BYTES_MAX, Coefficients, attended_pairs, evolve, load_coefficients
+from shared.model.cost import PREFILL_US_MAX, SET_BYTES_MAX, Coefficients, attended_pairs, evolve, load_coefficients
 from tests.support.story import Story
 
 HAND = Coefficients(version="hand", d=0.01, a=0.001, b=0.0001, c=0.002, alpha=0.00001, g=0.005)
@@ -78,11 +79,31 @@ def test_the_default_slo_is_half_a_second_and_three_prefills_on_four_ranks() -> 
     assert HAND.slo_us(1000) == 500_000 + 3 * HAND.prefill_us(4, 1000, 0)
 
 
+SETS = st.builds(
+    Coefficients,
+    version=st.just("drawn"),
+    **{name: st.floats(0, 1) | st.floats(0, 1e-4) | st.floats(0, 3_600) for name in ("d", "a", "b", "c", "alpha", "g")},
+)
+
+
+@given(
+    SETS, st.lists(st.tuples(DEGREES, st.integers(0, 4_000_000), st.integers(0, 4_000_000)), min_size=1, max_size=20)
+)
+def test_many_at_once_are_the_same_to_the_microsecond(cost: Coefficients, asked: list[tuple[int, int, int]]) -> None:
+    degree, uncached, cached = np.array(asked, dtype=np.float64).T
+    assert cost.prefills_us(degree, uncached, cached).tolist() == [cost.prefill_us(*each) for each in asked]
+
+
+def test_no_prediction_is_beyond_what_sums_can_hold() -> None:
+    absurd = Coefficients(version="absurd", d=3_600, a=3_600, b=3_600, c=3_600, alpha=3_600, g=3_600)
+    assert absurd.prefill_us(8, 1_000_000, 1_000_000) == PREFILL_US_MAX
+
+
 @given(DEGREES, TOKENS, TOKENS, st.floats(0.01, 100))
 def test_a_scaled_set_scales_every_prefill(degree: int, uncached: int, cached: int, factor: float) -> None:
     scaled = HAND.scaled(factor)
     assert scaled.prefill_us(degree, uncached, cached) == pytest.approx(
-        factor * HAND.prefill_us(degree, uncached, cached), rel=1e-9, abs=factor + 1
+        min(factor * HAND.prefill_us(degree, uncached, cached), PREFILL_US_MAX), rel=1e-9, abs=factor + 1
     )
     assert scaled.version == ("hand" if factor == 1 else f"hand*{factor:g}")
 

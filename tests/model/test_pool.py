@@ -121,11 +121,11 @@ def test_a_cordon_keeps_the_workers_and_gives_them_nothing() -> None:
     assert len(story.schedulable) == 2
 
 
-def test_decode_ranks_of_living_nodes_in_order() -> None:
+def test_decode_ranks_are_those_of_living_nodes() -> None:
     story = PoolStory(*serving("n1"), *serving("n0"))
-    assert list(story.pool.decode_workers()) == [("n0", 0), ("n1", 0)]
+    assert [len(story.pool.decode_ranks(NodeId(node))) for node in ("n0", "n1", "n2")] == [1, 1, 0]
     story.tell(NodeLost(node=N0, incarnation=1, reason="test"))
-    assert list(story.pool.decode_workers()) == [("n1", 0)]
+    assert [len(story.pool.decode_ranks(NodeId(node))) for node in ("n0", "n1")] == [0, 1]
 
 
 INCARNATIONS, EPOCHS = st.integers(1, 3), st.integers(1, 3)

@@ -16,8 +16,8 @@ from services.cachemgr import choosing, reclamation, trie
 from services.cachemgr import decider as cachemgr
 from services.controller import decider as controller
 from services.controller import windows
+from services.router import board, in_flight, lines, loads, outlook, placement, rate, roster
 from services.router import decider as router
-from services.router import in_flight, lines, loads, outlook, placement, rate
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
     CacheScanCompleted,
@@ -178,7 +178,7 @@ def test_a_range_that_begins_within_a_batch_of_a_leader_compares_the_rest_of_it(
 def second_best(choose: Callable[..., Any]) -> Callable[..., Any]:
     def chosen(*arguments: Any) -> Any:
         placed = choose(*arguments)
-        if placed is None or len(placed.candidates) < 2:
+        if len(placed.candidates) < 2:
             return placed
         first, second, *rest = placed.candidates
         return placed._replace(candidates=(second, first, *rest))
@@ -187,7 +187,7 @@ def second_best(choose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def without_refusals(eligible: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda pool, holders, loads, question: eligible(pool, holders, loads, replace(question, refused_by=()))
+    return lambda members, hung_W, question: eligible(members, hung_W, replace(question, refused_by=()))
 
 
 def forgets_redirections(evolve: Callable[..., None]) -> Callable[..., None]:
@@ -210,7 +210,7 @@ FAULTS: dict[str, tuple[Any, str, Wrap]] = {
     "the second cheapest wins": (router, "choose", second_best),
     "a service time is a microsecond off at degree 4": (
         Coefficients,
-        "prefill_us",
+        "prefills_us",
         lambda real: lambda self, degree, r, p: real(self, degree, r, p) + (degree == 4),
     ),
     "the last block of a prefix is not credited": (
@@ -219,7 +219,7 @@ FAULTS: dict[str, tuple[Any, str, Wrap]] = {
         lambda real: lambda blocks, size, tokens: real(max(0, blocks - 1), size, tokens),
     ),
     "cordoned nodes get work": (
-        placement,
+        roster,
         "_node_excluded",
         lambda real: lambda *asked: None if real(*asked) == "cordoned" else real(*asked),
     ),
@@ -227,17 +227,16 @@ FAULTS: dict[str, tuple[Any, str, Wrap]] = {
     "no decode rank is chosen": (router, "_decode_worker", lambda real: lambda state, node: None),
     "aborted prefills keep their reservation": (router.loads_model, "evolve", forgets_redirections),
     "what runs is priced as if it had just begun": (
-        lines.Load,
-        "at",
-        lambda real: (
-            lambda self, now_ns: (
-                self.line.total_us + sum(each.service_us for each in self.running.values()),
-                False,
-            )
-        ),
+        board.Board,
+        "elapsed_us",
+        lambda real: lambda self, now_ns: 0 * real(self, now_ns),
     ),
     "a decision claims to have seen less": (router, "receive", claims_less),
-    "the digest leaves a price out": (placement, "digest", lambda real: lambda prices: real(list(prices)[1:])),
+    "the digest leaves a price out": (
+        roster.Roster,
+        "digest",
+        lambda real: lambda self, prices: real(self, [0, *prices[1:]]),
+    ),
     "capacity counts what is lost": (
         windows,
         "_capacity_us",
@@ -267,9 +266,11 @@ FAULTS_OF_OURS: dict[str, tuple[Any, str, Wrap]] = {
     "what is in flight is not seen": (in_flight.InFlight, "matches", lambda real: lambda self, chain: {}),
     "a worker is priced as slower than it is": (Calibration, "ratio_ppm", lambda real: lambda self, worker: 1_100_000),
     "whoever is delayed costs nothing": (
-        lines.Load,
+        board.Board,
         "ahead",
-        lambda real: lambda self, service_us, now_ns: real(self, service_us, now_ns)._replace(jobs=0),
+        lambda real: (
+            lambda self, service_us, elapsed_us: board.Ahead(real(self, service_us, elapsed_us)[0], 0 * service_us)
+        ),
     ),
     "a fetch takes no time": (Calibration, "fetch_us", lambda real: lambda self, source, size, rate: 0),
     "a source serves any number": (outlook, "FETCHES_PER_SOURCE_MAX", lambda real: 1_000),

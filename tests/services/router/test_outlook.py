@@ -218,9 +218,10 @@ class TestFetch:
     def test_it_is_computed_where_that_is_cheaper(self) -> None:
         log, source = self.fetching(4, 4)
         log.fold(ParametersChanged(parameters_version=3, changes={"fetch_mb_per_s": 1}, asked_by="t"))
-        for spec in log.state.pool.nodes.values():
-            assert spec.spec is not None
-            spec.spec = spec.spec.model_copy(update={"kv_bytes_per_token": 10_000})
+        [node] = log.state.pool.nodes.values()
+        assert node.spec is not None
+        node.spec = node.spec.model_copy(update={"kv_bytes_per_token": 10_000})
+        log.state.board.forget()
         found = assign(log, arrival("r2"))
         assert (found.worker != source, found.fetch_from, found.service_us) == (True, None, 2_000_000)
 
@@ -243,6 +244,7 @@ class TestFetch:
         log.state.loads.specs.update(
             {node: spec.model_copy(update={"fetches": False}) for node, spec in log.state.loads.specs.items()}
         )
+        log.state.board.forget()
         assert assign(log, arrival("r2")).fetch_from is None
 
     def test_a_measured_source_is_priced_by_its_own_bandwidth(self) -> None:

@@ -1,7 +1,9 @@
 """The placement rule against sums done by hand. `ROUND`: 1,000 uncached tokens take 1 s + 4 s / C, cached ones 0.1 s."""
 
 from hashlib import blake2b
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,9 +22,10 @@ from router_world import (
     started,
 )
 
-from services.router.decider import Moment, receive
+from services.router.decider import Moment, look, receive
 from services.router.outlook import weights
-from services.router.placement import Candidate, Placement, Question, choose, eligible
+from services.router.placement import Able, Placement, Pricing, Question, Waits, Ways, choose, digest
+from services.router.roster import Roster
 from shared.contracts.events import (
     BlocksStored,
     Cordoned,
@@ -40,14 +43,35 @@ from shared.model.parameters import Parameters
 PAPER = Parameters()
 
 
+class Candidate(NamedTuple):
+    """One worker, before it has a price."""
+
+    worker: WorkerId
+    degree: int
+    cached_tokens: int
+    queue_us: int
+
+
 def candidate(worker: str, degree: int, cached: int = 0, queue_s: float = 0.0) -> Candidate:
-    return Candidate(WorkerId(f"{worker}/1/0"), degree, cached, round(queue_s * 1e6), "exact")
+    return Candidate(WorkerId(f"{worker}/1/0"), degree, cached, round(queue_s * 1e6))
 
 
-def place(*candidates: Candidate, tokens: int = 1_000, parameters: Parameters = PAPER) -> Placement:
-    placement = choose(candidates, tokens, ROUND, weights(parameters, 0))
-    assert placement is not None
-    return placement
+def place(
+    *candidates: Candidate, tokens: int = 1_000, parameters: Parameters = PAPER, coefficients: Coefficients = ROUND
+) -> Placement:
+    listed = sorted(candidates)
+    roster = Roster((each.worker, each.degree) for each in listed)
+    ways = Ways(("own",), np.array([[each.cached_tokens for each in listed]]))
+    waits = Waits(np.array([[each.queue_us for each in listed]]))
+    pricing = Pricing(coefficients, tokens, weights(parameters, 0), roster, roster.degrees[0])
+    return choose(Able(roster), pricing.of(ways, waits), lambda _: "exact")
+
+
+def eligible(log: Log, question: Question) -> tuple[dict[str, int], dict[WorkerId, str]]:
+    """The workers that may have the request, with what is cached there, and why each of the others may not."""
+    able, excluded, cached_W = look(log.state, question)
+    rows = log.state.board.roster.rows
+    return {each: int(cached_W[rows[each]]) for each in able.roster.workers} if able else {}, dict(excluded)
 
 
 def ask(tokens: int = 1_000, *, now_ns: int = NOW_NS, refused_by: tuple[str, ...] = ()) -> Question:
@@ -123,9 +147,6 @@ class TestPrice:
         policy = Parameters(placement_policy="least-work")
         assert place(candidate("a", 1), candidate("d", 8), parameters=policy).winner.worker == "d/1/0"
 
-    def test_nobody_is_no_placement(self) -> None:
-        assert choose([], 1_000, ROUND, weights(PAPER, 0)) is None
-
 
 class TestRecord:
     def test_winner_then_best_of_each_degree_then_the_next_four(self) -> None:
@@ -138,10 +159,11 @@ class TestRecord:
         placement = place(candidate("b", 2), candidate("a", 1))
         expected = blake2b(b"a/1/0 15000000\nb/1/0 9100000", digest_size=16).hexdigest()
         assert placement.price_digest == expected
+        assert digest((each.worker, each.price_us) for each in placement.candidates) == expected
 
-    @given(st.permutations([candidate(f"w{i}", 2 ** (i % 4), queue_s=i % 3) for i in range(12)]))
-    def test_the_order_of_candidates_is_of_no_account(self, shuffled: list[Candidate]) -> None:
-        assert place(*shuffled) == place(*sorted(shuffled, key=lambda each: each.worker))
+    def test_rows_are_in_the_order_of_ids_however_they_come(self) -> None:
+        roster = Roster([(WorkerId("n1/1/0"), 2), (WorkerId("n01/1/8"), 4), (WorkerId("n01/1/0"), 8)])
+        assert (roster.workers, roster.degree_W.tolist()) == (("n01/1/0", "n01/1/8", "n1/1/0"), [8, 4, 2])
 
 
 @given(
@@ -153,9 +175,8 @@ class TestRecord:
 )
 def test_the_winner_is_the_argmin_of_the_formula(workers: list[tuple[int, int, int]], beta: float, lam: float) -> None:
     coefficients = Coefficients(version="x", d=0.03, a=4.468e-05, b=2e-06, c=5.2e-05, alpha=6.1e-09)
-    candidates = [Candidate(WorkerId(f"n0/1/{i:02}"), C, 100 * p, q, "exact") for i, (C, p, q) in enumerate(workers)]
-    placement = choose(candidates, 1_000, coefficients, weights(Parameters(beta=beta, lam=lam), 0))
-    assert placement is not None
+    candidates = [Candidate(WorkerId(f"n0/1/{i:02}"), C, 100 * p, q) for i, (C, p, q) in enumerate(workers)]
+    placement = place(*candidates, parameters=Parameters(beta=beta, lam=lam), coefficients=coefficients)
     smallest = min(C for C, _, _ in workers)
 
     def price(each: Candidate) -> tuple[int, int, str]:
@@ -180,8 +201,8 @@ class TestEligible:
                 worker=first.worker, incarnation=1, number=1, cause="prefill", request=RequestId("r1"), blocks=10
             )
         )
-        candidates, excluded = eligible(log.state.pool, log.state.holders, log.state.loads, ask())
-        assert {each.worker: each.cached_tokens for each in candidates} == {"n0/1/0": 900, "n0/1/4": 0}
+        candidates, excluded = eligible(log, ask())
+        assert candidates == {"n0/1/0": 900, "n0/1/4": 0}
         assert not excluded
 
     def test_at_least_one_token_is_computed(self) -> None:
@@ -194,8 +215,7 @@ class TestEligible:
         )
         for tokens, cached in ((999, 900), (1_000, 900), (1_001, 1_000), (100, 0), (101, 100), (99, 0)):
             question = Question(tokens, blocks(tokens // 100), NOW_NS)
-            [candidate_] = eligible(log.state.pool, log.state.holders, log.state.loads, question)[0]
-            assert candidate_.cached_tokens == cached
+            assert eligible(log, question) == ({worker: cached}, {})
 
     @pytest.mark.parametrize(
         ("event", "reason"),
@@ -212,14 +232,14 @@ class TestEligible:
     def test_each_reason_is_counted(self, event: NodeLost, reason: str) -> None:
         log = Log()
         log.fold(*pool_of(4), event)
-        candidates, excluded = eligible(log.state.pool, log.state.holders, log.state.loads, ask())
-        assert (candidates, list(excluded.values())) == ([], [reason])
+        candidates, excluded = eligible(log, ask())
+        assert (candidates, list(excluded.values())) == ({}, [reason])
 
     def test_kv_just_fits(self) -> None:
         log = Log()
         log.fold(*pool_of(4, blocks_per_rank=3))
-        assert eligible(log.state.pool, log.state.holders, log.state.loads, ask(1_200))[0]
-        assert eligible(log.state.pool, log.state.holders, log.state.loads, ask(1_201))[1] == {"n0/1/0": "full"}
+        assert eligible(log, ask(1_200))[0]
+        assert eligible(log, ask(1_201))[1] == {"n0/1/0": "full"}
 
     @pytest.mark.parametrize(
         ("field", "other"),
@@ -229,8 +249,8 @@ class TestEligible:
         log = Log()
         joined, epoch = pool_of(1, node="n1")
         log.fold(*pool_of(1), joined.model_copy(update={field: other}), epoch)
-        candidates, excluded = eligible(log.state.pool, log.state.holders, log.state.loads, ask())
-        assert [each.worker for each in candidates] == ["n0/1/0"]
+        candidates, excluded = eligible(log, ask())
+        assert list(candidates) == ["n0/1/0"]
         assert list(excluded.values()) == ["not-schedulable"]
 
     def test_a_hung_worker_does_not_look_idle(self) -> None:
@@ -240,10 +260,10 @@ class TestEligible:
         log.fold(started("r1", first.worker))
         for seconds, hung in ((5.0, False), (5.1, True)):
             question = ask(now_ns=NOW_NS + round(seconds * SECOND_NS))
-            assert bool(eligible(log.state.pool, log.state.holders, log.state.loads, question)[1]) is hung
+            assert bool(eligible(log, question)[1]) is hung
         log.fold(prefilled("r1", first.worker))
         question = ask(now_ns=NOW_NS + 100 * SECOND_NS)
-        assert eligible(log.state.pool, log.state.holders, log.state.loads, question)[0]
+        assert eligible(log, question)[0]
 
     def test_a_long_prediction_has_three_times_as_long(self) -> None:
         log = Log()
@@ -252,15 +272,14 @@ class TestEligible:
         log.fold(started("r1", first.worker))
         for seconds, hung in ((8.9, False), (9.1, True)):
             question = ask(now_ns=NOW_NS + round(seconds * SECOND_NS))
-            assert bool(eligible(log.state.pool, log.state.holders, log.state.loads, question)[1]) is hung
+            assert bool(eligible(log, question)[1]) is hung
 
     def test_who_refused_is_asked_again_only_when_nobody_else_is_left(self) -> None:
         log = Log()
         log.fold(*pool_of(4, 4))
-        state = log.state
-        candidates, excluded = eligible(state.pool, state.holders, state.loads, ask(refused_by=("n0/1/0",)))
-        assert ([each.worker for each in candidates], excluded) == (["n0/1/4"], {"n0/1/0": "refused"})
-        candidates, excluded = eligible(state.pool, state.holders, state.loads, ask(refused_by=("n0/1/0", "n0/1/4")))
+        candidates, excluded = eligible(log, ask(refused_by=("n0/1/0",)))
+        assert (list(candidates), excluded) == (["n0/1/4"], {"n0/1/0": "refused"})
+        candidates, excluded = eligible(log, ask(refused_by=("n0/1/0", "n0/1/4")))
         assert (len(candidates), excluded) == (2, {})
 
 

@@ -24,6 +24,7 @@ from shared.contracts.events import (
     PrefillAborted,
     RedirectReason,
     RequestAssigned,
+    Uncordoned,
 )
 from shared.contracts.ids import NodeId, RequestId, RouterId, Source, WorkerId
 
@@ -44,7 +45,7 @@ def queue(log: Log, request: str, tokens: int = 1_000, salt: int | None = None) 
     log.fold(Cordoned(node=NodeId("n1"), asked_by="t"))
     facts = receive(log.state, arrival(request, tokens, salt=salt), Moment(NOW_NS, log.seq))
     log.fold(*facts, source=ME)
-    log.state.pool.nodes[NodeId("n1")].cordoned = False
+    log.fold(Uncordoned(node=NodeId("n1"), asked_by="t"))
     assert isinstance(facts[-1], RequestAssigned)
     return facts[-1]
 
