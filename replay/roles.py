@@ -15,6 +15,7 @@ from services.controller import decider as controller
 from services.controller import epochs, forecasting, reconfiguring, replaying, saga
 from services.controller.capacity import Capacity
 from services.controller.decider import Asker, Incarnation
+from services.controller.forecast import Scores
 from shared.contracts.envelope import Channel, EventData, Stored
 from shared.contracts.events import (
     CacheLeadershipTaken,
@@ -65,7 +66,7 @@ def _control(state: controller.State, stored: Stored) -> Decisions:
         case EpochCommitted() | EpochAborted() | DrainStarted() as data:
             return _epoch(state, stored, data)
         case ForecastMade() as data:
-            return _forecast(state, data, data.scores_ppm)
+            return _forecast(state, data, Scores(data.scores_ppm, data.errors_ppm))
         case ReconfigurationPlanned() | ReconfigurationAdvised() as data if data.window is not None:
             return _policy(state, data)
         case _:
@@ -101,16 +102,16 @@ def _policy(state: controller.State, data: ReconfigurationPlanned | Reconfigurat
     return reconfiguring.decide(state, lambda degree: Capacity(data.capacities_us.get(degree, 0)))
 
 
-def _forecast(state: controller.State, data: ForecastMade, scores_ppm: tuple[int, ...]) -> Decisions:
+def _forecast(state: controller.State, data: ForecastMade, scores: Scores) -> Decisions:
     """The same question; the answer as recorded, or asked for anew."""
     if state.windows.k != data.window:
         return []
     asked = forecasting.ask(state, Coefficients.model_validate(data.coefficients))
-    return forecasting.made(state, asked, scores_ppm) if asked else []
+    return forecasting.made(state, asked, scores) if asked else []
 
 
 # One question may be that of many states, where none of them gives what is recorded.
-_scores_ppm = lru_cache(maxsize=8)(replaying.scores_ppm)
+_scores = lru_cache(maxsize=8)(replaying.scores)
 
 
 def _control_deep(state: controller.State, stored: Stored) -> Decisions:
@@ -118,7 +119,7 @@ def _control_deep(state: controller.State, stored: Stored) -> Decisions:
     if not isinstance(stored.data, ForecastMade):
         return _control(state, stored)
     asked = forecasting.ask(state, Coefficients.model_validate(stored.data.coefficients))
-    return _forecast(state, stored.data, _scores_ppm(asked.question)) if asked else []
+    return _forecast(state, stored.data, _scores(asked.question)) if asked else []
 
 
 def _plan_of_operator(state: controller.State, data: ReconfigurationPlanned) -> Decisions:

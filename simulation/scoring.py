@@ -1,11 +1,11 @@
 """A forecast's answer in virtual time, where it takes none."""
 
-from services.controller.forecast import Question
-from services.controller.replaying import scores_ppm
+from services.controller.forecast import Question, Scores
+from services.controller.replaying import scores
 
 
 class InlineScorer:
     """A `Scorer` in the process that asks: a child process would answer when it likes."""
 
-    async def scores_ppm(self, question: Question) -> tuple[int, ...]:
-        return scores_ppm(question)
+    async def scores(self, question: Question) -> Scores:
+        return scores(question)

@@ -5,7 +5,7 @@ Whoever folds the log up to a `window-closed` has the same ones, however long th
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from shared.contracts.envelope import Stored
 from shared.contracts.events import EpochCommitted, RequestAssigned, WindowClosed
@@ -20,34 +20,42 @@ ARRIVALS_MAX = 20_000
 
 
 class Arrival(NamedTuple):
-    """One first attempt: when its router decided, and R and P as it predicted them."""
+    """One first attempt: when its router decided, and R and P as it predicted them. Of the workers that it names, one held
+    `best_tokens` of the prompt and each at least `least_tokens`."""
 
     time_ns: int
     request: RequestId
     uncached_tokens: int
     cached_tokens: int
+    best_tokens: int = 0
+    least_tokens: int = 0
 
     @property
     def prompt_tokens(self) -> int:
         return self.uncached_tokens + self.cached_tokens
 
 
-class Left(NamedTuple):
-    """A composition that a node had, and when it ended."""
+class Change(NamedTuple):
+    """From which workers to which a node went, in whatever order they stand: equal nodes can stand in for each other."""
 
-    composition: Composition
-    time_ns: int
+    before: Composition
+    after: Composition
+
+    @classmethod
+    def of(cls, before: Composition, after: Composition) -> Self:
+        return cls(tuple(sorted(before)), tuple(sorted(after)))
 
 
 @dataclass(slots=True)
 class Arrivals:
     """State of the fold; `evolve` is its only writer. `asked` holds the arrivals as of the last window, `closed_ns` its end,
-    `left` the composition before each node's last change, `serving` the one it has."""
+    `first_ns` when the first came of all, `changes` when a node last changed in each way, `serving` what each node has."""
 
     recent: deque[Arrival] = field(default_factory=lambda: deque(maxlen=ARRIVALS_MAX))
     asked: tuple[Arrival, ...] = ()
     closed_ns: int = 0
-    left: dict[NodeId, Left] = field(default_factory=dict)
+    first_ns: int = 0
+    changes: dict[Change, int] = field(default_factory=dict)
     serving: dict[NodeId, Composition] = field(default_factory=dict)
 
 
@@ -55,13 +63,12 @@ def evolve(arrivals: Arrivals, stored: Stored) -> None:
     """Fold one event."""
     match stored.data:
         case RequestAssigned(attempt=1) as data:
-            arrivals.recent.append(
-                Arrival(stored.event.time_ns, data.request, data.uncached_tokens, data.cached_tokens)
-            )
+            arrivals.recent.append(_arrival(data, stored.event.time_ns))
+            arrivals.first_ns = arrivals.first_ns or stored.event.time_ns
         case EpochCommitted() as data:
             before = arrivals.serving.get(data.node)
-            if before is not None and before != data.composition:
-                arrivals.left[data.node] = Left(before, stored.event.time_ns)
+            if before is not None and (change := Change.of(before, data.composition)).before != change.after:
+                arrivals.changes[change] = stored.event.time_ns
             arrivals.serving[data.node] = data.composition
         case WindowClosed():
             arrivals.closed_ns = stored.event.time_ns
@@ -71,3 +78,8 @@ def evolve(arrivals: Arrivals, stored: Stored) -> None:
             arrivals.asked = tuple(arrivals.recent)
         case _:
             pass
+
+
+def _arrival(data: RequestAssigned, now_ns: int) -> Arrival:
+    held = [each.cached_tokens for each in data.candidates] or [data.cached_tokens]
+    return Arrival(now_ns, data.request, data.uncached_tokens, data.cached_tokens, max(held), min(held))

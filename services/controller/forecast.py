@@ -1,40 +1,51 @@
 """The forecasting policy, "robust what-if": replay what has just arrived on every composition within reach. Pure.
 
-After a window, the longest recent stretch (30 to 120 s) that looks stationary is taken: going back by 15 s at a time, until
+After a window, the longest recent stretch (15 to 120 s) that looks stationary is taken: going back by 15 s at a time, until
 the rate or the share of prompts above 16K differs by more than three standard deviations from what is taken already. Its
 arrivals are replayed at .9, 1.1 and 1.3 times their rate (`replaying.py`); a composition's score is the mean over the three
-of its mean TTFT relative to the best one's, at most 3. The best score wins, with 1 % charged for each node that has to move,
-if it gains 3 % (`forecast_gain`), or twice that where a node would go back within 180 s. At most two nodes move at once, those
-first whose drain is predicted to end first; the rest is decided again after the next window.
+of its mean TTFT relative to the best one's, at most 3. A composition is worth moving to if it gains 3 % (`forecast_gain`) and
+if that is no chance: the gain is `Z_MIN` times its standard error, by what the parts of the stretch say for themselves. Of
+those the best score wins, with 1 % charged for each node that has to move. At most two nodes move at once, those first whose
+drain is predicted to end first; the rest is decided again after the next window. What undoes a change of the last 180 s, on
+whichever node, needs twice the gain, and nothing is undone within two windows.
 
-Planning for more load than measured is what makes it pay: real caches make queues less even than replayed ones.
+Planning for more load than measured is what makes it pay: real caches make queues less even than replayed ones. Asking for
+evidence is what makes it stay: a few long prompts in a stretch decide how mixed pools compare in it (ADR 0029).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import count
 from math import sqrt
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
-from services.controller.arrivals import HISTORY_NS, Arrival, Left
+from services.controller.arrivals import HISTORY_NS, Arrival, Change
 from services.controller.steps import NodeSight, holds_tokens
 from shared.contracts.ids import NodeId
 from shared.model.cost import Coefficients
 from shared.model.lattice import Composition
+from shared.model.parameters import Parameters
 
 NAME = "forecast"
 
-SHORTEST_NS, STRIDE_NS = 30 * 10**9, 15 * 10**9
+STRIDE_NS = 15 * 10**9
+"""What is taken at least, and by how much more at a time: of a change that is as old as that, nothing from before it counts."""
+
+HEARD_NS = 30 * 10**9
+"""For how long arrivals must have come at all: the first ones of a pool find nothing cached."""
+
 LONG_TOKENS = 16_384
 Z_MAX = 3.0
-ARRIVALS_MIN, ARRIVALS_MAX = 20, 500
+ARRIVALS_MIN, ARRIVALS_MAX = 20, 1_000
 POOLS_MAX = 64
 SMALL_POOL = 2
 """A pool of so few nodes may mix degrees within a node; in a larger one each node is of one degree, or as it is."""
 
 MOVE_CHARGE = 0.01
 NODES_AT_ONCE = 2
+Z_MIN = 2.0
 UNDONE_NS = 180 * 10**9
+KEPT_WINDOWS = 2
 PPM = 1_000_000
 
 Degrees = tuple[int, ...]
@@ -42,11 +53,25 @@ Degrees = tuple[int, ...]
 
 
 class Replayed(NamedTuple):
-    """One arrival of the question: microseconds since the first, R and P."""
+    """One arrival of the question: microseconds since the first, R and P at the one worker that holds most of its prefix, and
+    how much of P every other worker has to compute."""
 
     time_us: int
     uncached_tokens: int
     cached_tokens: int
+    lost_tokens: int = 0
+
+
+class Rule(NamedTuple):
+    """How prompts are placed and served. `adaptive`: β follows the load. `ordered`: only work ahead is waited for, and whom a
+    prompt delays is charged. `fetches`: a prefix is as good as held wherever it is."""
+
+    beta: float
+    lam: float
+    shortest_first: bool
+    adaptive: bool = False
+    ordered: bool = False
+    fetches: bool = False
 
 
 class Question(NamedTuple):
@@ -55,9 +80,15 @@ class Question(NamedTuple):
     arrivals: tuple[Replayed, ...]
     pools: tuple[Degrees, ...]
     coefficients: Coefficients
-    beta: float
-    lam: float
-    shortest_first: bool
+    rule: Rule
+
+
+class Scores(NamedTuple):
+    """An answer, in millionths for each pool: how it fares relative to the best, and the standard error of its difference from
+    the pool as it is. Without errors a forecast is believed to the last digit."""
+
+    ppm: tuple[int, ...]
+    errors_ppm: tuple[int, ...] | None
 
 
 class Target(NamedTuple):
@@ -82,7 +113,7 @@ class Choice(NamedTuple):
 def stationary(arrivals: Sequence[Arrival], now_ns: int) -> list[Arrival]:
     """The arrivals of the longest recent stretch that looks stationary."""
     oldest_ns = now_ns - HISTORY_NS
-    begin_ns = now_ns - SHORTEST_NS
+    begin_ns = now_ns - STRIDE_NS
     taken = [each for each in arrivals if each.time_ns > begin_ns]
     while begin_ns - STRIDE_NS >= oldest_ns:
         older = [each for each in arrivals if begin_ns - STRIDE_NS < each.time_ns <= begin_ns]
@@ -108,19 +139,22 @@ def _differs(taken: Sequence[Arrival], taken_ns: int, older: Sequence[Arrival]) 
     return bool(share_error) and abs(long0 / n0 - long1 / n1) > Z_MAX * share_error
 
 
-def sampled(arrivals: Sequence[Arrival]) -> tuple[Replayed, ...]:
-    """At most 500 of them, chosen by hash, in order; time is compressed as much as they were thinned, so the rate stays."""
+def sampled(arrivals: Sequence[Arrival], *, fetches: bool) -> tuple[Replayed, ...]:
+    """At most 1,000 of them, chosen by hash, in order; time is compressed as much as they were thinned, so the rate stays."""
     kept = sorted(arrivals, key=lambda each: blake2b(each.request.encode(), digest_size=8).digest())[:ARRIVALS_MAX]
     kept.sort(key=lambda each: (each.time_ns, each.request))
-    if not kept:
-        return ()
-    first_ns = kept[0].time_ns
     return tuple(
-        Replayed(
-            (each.time_ns - first_ns) * len(kept) // (1_000 * len(arrivals)), each.uncached_tokens, each.cached_tokens
-        )
+        _replayed(each, (each.time_ns - kept[0].time_ns) * len(kept) // (1_000 * len(arrivals)), fetches=fetches)
         for each in kept
     )
+
+
+def _replayed(each: Arrival, time_us: int, *, fetches: bool) -> Replayed:
+    """A prefix that is not fetched ties a prompt to one worker, and the more of them the less even are their queues."""
+    if fetches:
+        return Replayed(time_us, each.uncached_tokens, each.cached_tokens)
+    uncached_tokens = each.prompt_tokens - each.best_tokens
+    return Replayed(time_us, uncached_tokens, each.best_tokens, each.best_tokens - each.least_tokens)
 
 
 def targets(nodes: Sequence[NodeSight]) -> list[Target]:
@@ -177,26 +211,58 @@ def _partitions(ranks: int, degrees: Sequence[int]) -> Iterator[Composition]:
             yield from ((degree, *rest) for rest in _partitions(ranks - degree, degrees[index:]))
 
 
+def rule(parameters: Parameters) -> Rule:
+    """That of the placement policy in force."""
+    shortest_first = parameters.worker_order == "shortest-first"
+    match parameters.placement_policy:
+        case "paper":
+            return Rule(parameters.beta, parameters.lam, shortest_first)
+        case "vertumnus":
+            ordered = parameters.ordered_queue and shortest_first
+            return Rule(
+                parameters.beta,
+                parameters.lam_vertumnus,
+                shortest_first,
+                adaptive=parameters.adaptive_beta,
+                ordered=ordered,
+                fetches=parameters.prefix_fetch,
+            )
+        case "least-work":
+            return Rule(0.0, 0.0, shortest_first)
+        case _:
+            assert_never(parameters.placement_policy)
+
+
 def choose(
     nodes: Sequence[NodeSight],
     found: Sequence[Target],
-    scores_ppm: Sequence[int],
-    gain: float,
-    left: dict[NodeId, Left],
+    scores: Scores,
+    parameters: Parameters,
+    changes: Mapping[Change, int],
     now_ns: int,
 ) -> Choice | None:
-    """The move that the scores call for; `found[0]` is the pool as it is. None if staying is as good."""
-    best = min(range(len(found)), key=lambda index: (scores_ppm[index] * (1 + MOVE_CHARGE * found[index].moves), index))
-    if not best:
+    """The move that the scores call for; `found[0]` is the pool as it is. None if staying is as good. `changes` says when a
+    node last went from one composition to another."""
+    errors_ppm = scores.errors_ppm or (0,) * len(found)
+    needed_ppm = scores.ppm[0] * parameters.forecast_gain
+    promising = [
+        index
+        for index, (score_ppm, error_ppm) in enumerate(zip(scores.ppm, errors_ppm, strict=True))
+        if index and scores.ppm[0] - score_ppm >= max(needed_ppm, Z_MIN * error_ppm)
+    ]
+    if not promising:
         return None
-    target, gained = found[best], 1 - scores_ppm[best] / scores_ppm[0]
-    ways = sorted(_ways(nodes, target))
-    moves = tuple((node, to) for _, node, to in ways[:NODES_AT_ONCE])
-    undoes = any(
-        node in left and now_ns - left[node].time_ns < UNDONE_NS and sorted(left[node].composition) == sorted(to)
-        for node, to in moves
-    )
-    return Choice(target, gained, moves) if gained >= (2 * gain if undoes else gain) else None
+    best = min(promising, key=lambda index: (scores.ppm[index] * (1 + MOVE_CHARGE * found[index].moves), index))
+    gained = 1 - scores.ppm[best] / scores.ppm[0]
+    by_name = {each.node: each.composition for each in nodes}
+    moves = tuple((node, to) for _, node, to in sorted(_ways(nodes, found[best]))[:NODES_AT_ONCE])
+    undone_ns = [now_ns - changes[back] for node, to in moves if (back := Change.of(to, by_name[node])) in changes]
+    latest_ns = min(undone_ns, default=UNDONE_NS)
+    if latest_ns < KEPT_WINDOWS * parameters.window_s * 10**9:
+        return None
+    if latest_ns < UNDONE_NS and gained < 2 * parameters.forecast_gain:
+        return None
+    return Choice(found[best], gained, moves)
 
 
 def _ways(nodes: Sequence[NodeSight], target: Target) -> list[tuple[int, NodeId, Composition]]:

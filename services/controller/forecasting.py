@@ -10,7 +10,7 @@ from typing import NamedTuple
 from services.controller import forecast
 from services.controller.capacity import Capacity
 from services.controller.decider import State
-from services.controller.forecast import Question, Target
+from services.controller.forecast import Question, Scores, Target
 from services.controller.saga import Move
 from services.controller.seeing import sight
 from services.controller.steps import NodeSight, Sight
@@ -33,7 +33,8 @@ class Asked(NamedTuple):
 
 
 def ask(state: State, coefficients: Coefficients) -> Asked | None:
-    """The question after the last window; None if there is nothing to ask: too few arrivals, or nowhere to go."""
+    """The question after the last window; None if there is nothing to ask: too few arrivals, for too short a time, or nowhere
+    to go."""
     window, parameters = state.windows.last, state.parameters
     told = state.forecast is not None and window is not None and state.forecast.window >= window.k
     if (
@@ -45,24 +46,24 @@ def ask(state: State, coefficients: Coefficients) -> Asked | None:
     ):
         return None
     arrivals = forecast.stationary(state.arrivals.asked, state.arrivals.closed_ns)
-    if len(arrivals) < forecast.ARRIVALS_MIN:
+    heard_ns = state.arrivals.closed_ns - state.arrivals.first_ns
+    if len(arrivals) < forecast.ARRIVALS_MIN or heard_ns < forecast.HEARD_NS:
         return None
     targets = tuple(forecast.targets(_nodes(state)))
     if len(targets) < 2:
         return None
+    rule = forecast.rule(parameters)
     question = Question(
-        arrivals=forecast.sampled(arrivals),
+        arrivals=forecast.sampled(arrivals, fetches=rule.fetches),
         pools=tuple(each.degrees for each in targets),
         coefficients=coefficients,
-        beta=parameters.beta,
-        lam=parameters.lam,
-        shortest_first=parameters.worker_order == "shortest-first",
+        rule=rule,
     )
     stretch_us = (state.arrivals.closed_ns - arrivals[0].time_ns) // 1_000
     return Asked(window.k, question, targets, len(arrivals), stretch_us)
 
 
-def made(state: State, asked: Asked, scores_ppm: tuple[int, ...]) -> list[EventData]:
+def made(state: State, asked: Asked, scores: Scores) -> list[EventData]:
     """`forecast-made`, unless something has changed since the question."""
     if ask(state, asked.question.coefficients) != asked:
         return []
@@ -74,7 +75,8 @@ def made(state: State, asked: Asked, scores_ppm: tuple[int, ...]) -> list[EventD
             stretch_us=asked.stretch_us,
             pools=tuple(dict(Counter(each.degrees)) for each in asked.targets),
             moves=tuple(each.moves for each in asked.targets),
-            scores_ppm=scores_ppm,
+            scores_ppm=scores.ppm,
+            errors_ppm=scores.errors_ppm,
             coefficients=asked.question.coefficients.model_dump(),
             realised_gain=_realised(state),
         )
@@ -89,10 +91,8 @@ def moves(state: State, seen: Sight) -> list[Move]:
     targets = forecast.targets(seen.nodes)
     if tuple(dict(Counter(each.degrees)) for each in targets) != told.pools:
         return []
-    arrivals = state.arrivals
-    choice = forecast.choose(
-        seen.nodes, targets, told.scores_ppm, seen.parameters.forecast_gain, arrivals.left, arrivals.closed_ns
-    )
+    arrivals, scores = state.arrivals, Scores(told.scores_ppm, told.errors_ppm)
+    choice = forecast.choose(seen.nodes, targets, scores, seen.parameters, arrivals.changes, arrivals.closed_ns)
     if choice is None:
         return []
     reason = f"{choice.gain:.1%} less TTFT in a replay of {told.replayed} arrivals, {choice.target.moves} nodes away"

@@ -1,112 +1,202 @@
 """Arrivals through a pool that is not there, on many pools at once: the kernel of a forecast.
 
-A *lane* is one pool at one rate; every array has a lane in its first axis and a worker in its second. Each worker serves one
-prompt at a time, from empty queues on; the first tenth of the arrivals warms up and is not counted. The rule is the live one:
+A *lane* is one pool at one rate. The workers of all lanes stand in one axis, lane behind lane. Each worker serves one prompt
+at a time, from empty queues on; the first tenth of the arrivals warms up and is not counted. The rule is the live one:
 
-    J = q + β·s + λ·(C·s - C_min·s_min)      q: what is left of the running prompt, and what waits
+    J = q + delayed·s + β·s + λ·(C·s - C_min·s_min)
 
-and waiting prompts are taken in order of arrival, or the shortest first. Not replayed are packing, chunks, stealing, fetches,
-and that cache hits change with the composition: P is as it was. All times are whole microseconds, so every machine gets the
-same scores.
+Under `paper` q is what is left of the running prompt and all that waits, and nobody is delayed. Where the live rule knows the
+order of a queue, q is only what will be served before, and whoever waits behind is delayed. An adaptive β follows the lane's
+own load. Who fetches no prefixes finds P at one worker of each pool, by chance, and less of it at the others. Not replayed
+are packing, chunks, stealing, and whatever else the composition changes about P. All times are whole microseconds, so every
+machine gets the same scores.
 """
+
+from math import isqrt
 
 import numpy as np
 import numpy.typing as npt
 
-from services.controller.forecast import PPM, Question, Replayed
+from services.controller.forecast import PPM, Question, Scores
+from shared.model.parameters import LOAD_PPM_MAX, LOAD_WINDOW_S
 
 RATES_PERCENT = (90, 110, 130)
 RATIO_PPM_MAX = 3 * PPM
 WARM_SHARE = 10
 """One in so many arrivals warms up."""
 
-WAITING_MAX = 32
+PARTS = 10
+"""The counted arrivals are compared part by part, in so many of equal numbers: chance differs from part to part."""
+
+WAITING_MAX = 16
 """Prompts that wait at one worker; one more is refused there, and counts as if it waited for all of them."""
 
-FOREVER = np.int64(2**62)
-ABSENT = np.int64(2**50)
-"""The price of a worker that a lane does not have, microseconds."""
+FOREVER = np.int64(2**50)
+"""Microseconds; 35 years."""
+
+NOBODY = -1
 
 Ints = npt.NDArray[np.int64]
 
 
-def scores_ppm(question: Question) -> tuple[int, ...]:
-    """One for each pool: the mean over the rates of its mean TTFT over the best pool's, at most 3, in millionths."""
-    totals = _Lanes(question).run().reshape(len(RATES_PERCENT), len(question.pools))
-    ratios = np.minimum(RATIO_PPM_MAX, totals * PPM // np.maximum(1, totals.min(axis=1, keepdims=True)))
-    return tuple(int(each) for each in ratios.sum(axis=0) // len(RATES_PERCENT))
+def scores(question: Question) -> Scores:
+    """For each pool the mean over the rates of its mean TTFT over the best pool's, at most 3, in millionths; and the standard
+    error of its difference from the first pool's, by what the parts say for themselves."""
+    ttft_ARP = _Lanes(question).run()
+    counted_ARP = ttft_ARP[len(ttft_ARP) // WARM_SHARE :]
+    totals_RP = counted_ARP.sum(axis=0)
+    best_R1 = np.maximum(1, totals_RP.min(axis=1, keepdims=True))
+    ratios_RP = np.minimum(RATIO_PPM_MAX, totals_RP * PPM // best_R1)
+    parts_BRP = np.array([part.sum(axis=0) for part in np.array_split(counted_ARP, PARTS)])
+    changes_BRP = (parts_BRP - parts_BRP[:, :, :1]) * PPM // best_R1
+    changes_BP = changes_BRP.clip(-RATIO_PPM_MAX, RATIO_PPM_MAX).sum(axis=1) // len(RATES_PERCENT)
+    return Scores(
+        tuple(int(each) for each in ratios_RP.sum(axis=0) // len(RATES_PERCENT)),
+        tuple(_error(changes) for changes in changes_BP.T.tolist()),
+    )
+
+
+def _error(parts: list[int]) -> int:
+    """The standard error of the sum of the parts."""
+    mean = sum(parts) // len(parts)
+    return isqrt(len(parts) * sum((each - mean) ** 2 for each in parts) // (len(parts) - 1))
 
 
 class _Lanes:
-    """`until_LW` is when each worker is done with what runs; `waiting_LWK` and `came_LWK` are service and arrival of what
-    waits there, `FOREVER` where nothing does; the lowest of `key_LWK` is served next, and no two keys are equal."""
+    """Axes: L lanes, by rate and then by pool; N workers of all lanes; K places to wait; A arrivals; R rates; P pools.
+
+    `until_N` is when each worker is done with what runs; `who_NK` is the number of the arrival in each place, or `NOBODY`,
+    and `service_NK` its service, or `FOREVER`. `given_RPA` sums up what the first arrivals were predicted to take.
+    """
 
     def __init__(self, question: Question) -> None:
-        self._question = question
-        pools = question.pools * len(RATES_PERCENT)
-        width = max(map(len, pools))
-        self._degrees_LW = np.array([(*pool, *(0,) * (width - len(pool))) for pool in pools], dtype=np.int64)
-        self._present_LW = self._degrees_LW > 0
-        self._rate_L = np.repeat(np.array(RATES_PERCENT, dtype=np.int64), len(question.pools))
-        self._smallest_L = np.where(self._present_LW, self._degrees_LW, 99).min(axis=1)
-        self._lanes = np.arange(len(pools))
-        self._until_LW = np.zeros(self._degrees_LW.shape, dtype=np.int64)
-        self._waiting_LWK = np.full((*self._degrees_LW.shape, WAITING_MAX), FOREVER)
-        self._came_LWK = np.full_like(self._waiting_LWK, FOREVER)
-        self._key_LWK = np.full_like(self._waiting_LWK, FOREVER)
-        self._backlog_LW = np.zeros_like(self._until_LW)
-        self._total_L = np.zeros(len(pools), dtype=np.int64)
-        self._cold_us = 0
+        self._question, self._rule = question, question.rule
+        lanes = question.pools * len(RATES_PERCENT)
+        sizes_L = [len(pool) for pool in lanes]
+        self._sizes_L = np.array(sizes_L, dtype=np.int64)
+        self._first_L = np.cumsum([0, *sizes_L[:-1]])
+        self._lane_N = np.repeat(np.arange(len(lanes)), sizes_L)
+        self._degree_N = np.array([degree for pool in lanes for degree in pool], dtype=np.int64)
+        self._smallest_N = np.array([min(pool) for pool in lanes], dtype=np.int64)[self._lane_N]
+        rate_L = np.repeat(np.array(RATES_PERCENT, dtype=np.int64), len(question.pools))
+        self._rate_N = rate_L[self._lane_N]
+        self._time_A = np.array([each.time_us for each in question.arrivals], dtype=np.int64)
+        self._home_AC = self._services(lost=0)
+        self._service_AC = self._services(lost=1)
+        self._until_N = np.zeros(len(self._degree_N), dtype=np.int64)
+        self._who_NK = np.full((len(self._degree_N), WAITING_MAX), NOBODY)
+        self._service_NK = np.full(self._who_NK.shape, FOREVER)
+        self._backlog_N = np.zeros_like(self._until_N)
+        self._waiting_N = np.zeros_like(self._until_N)
+        arrivals, shape = len(self._time_A), (len(RATES_PERCENT), len(question.pools))
+        self._given_RPA = np.zeros((*shape, arrivals + 1), dtype=np.int64)
+        self._seconds = [_last_seconds(self._time_A * 100 // rate) for rate in RATES_PERCENT]
+        self._ttft_AL = np.zeros((arrivals, len(lanes)), dtype=np.int64)
+
+    def _services(self, lost: int) -> Ints:
+        """What each arrival takes at each degree, with what is cached at one worker or, `lost`, at any other; a column for
+        every number up to the largest degree."""
+        service_AC = np.zeros((len(self._time_A), int(self._degree_N.max()) + 1), dtype=np.int64)
+        sizes = [
+            (each.uncached_tokens + lost * each.lost_tokens, each.cached_tokens - lost * each.lost_tokens)
+            for each in self._question.arrivals
+        ]
+        for degree in sorted(set(self._degree_N.tolist())):
+            service_AC[:, degree] = [self._question.coefficients.prefill_us(degree, *each) for each in sizes]
+        return service_AC
 
     def run(self) -> Ints:
-        """Summed TTFT of each lane, for the arrivals that count."""
-        arrivals = self._question.arrivals
-        warm = arrivals[len(arrivals) // WARM_SHARE :]
-        self._cold_us = warm[0].time_us if warm else 0
-        for number, each in enumerate(arrivals):
-            now_L = each.time_us * 100 // self._rate_L
-            self._serve(now_L)
-            self._place(number, each, now_L)
-        self._serve(np.full(len(self._lanes), FOREVER // 2))
-        return self._total_L
+        """TTFT of each arrival at each rate in each pool."""
+        for number, time_us in enumerate(self._time_A):
+            now_N = time_us * 100 // self._rate_N
+            self._serve(now_N)
+            self._place(number, now_N)
+            self._serve(now_N)
+        self._serve(np.full(len(self._until_N), FOREVER // 2))
+        return self._ttft_AL.reshape(-1, len(RATES_PERCENT), len(self._question.pools))
 
-    def _place(self, number: int, each: Replayed, now_L: Ints) -> None:
-        question = self._question
-        of_degree = np.zeros(int(self._degrees_LW.max()) + 1, dtype=np.int64)
-        for degree in np.unique(self._degrees_LW[self._present_LW]):
-            of_degree[degree] = question.coefficients.prefill_us(int(degree), each.uncached_tokens, each.cached_tokens)
-        service_LW = of_degree[self._degrees_LW]
-        queue_LW = np.maximum(0, self._until_LW - now_L[:, None]) + self._backlog_LW
-        least_L = self._smallest_L * of_degree[self._smallest_L]
-        occupancy_LW = np.rint(question.lam * (self._degrees_LW * service_LW - least_L[:, None])).astype(np.int64)
-        price_LW = queue_LW + np.rint(question.beta * service_LW).astype(np.int64) + occupancy_LW
-        chosen_L = np.where(self._present_LW, price_LW, ABSENT).argmin(axis=1)
-        at = self._lanes, chosen_L
-        slot_L = self._waiting_LWK[at].argmax(axis=1)
-        full_L = self._waiting_LWK[(*at, slot_L)] != FOREVER
-        taken = self._lanes[~full_L], chosen_L[~full_L]
-        self._waiting_LWK[(*taken, slot_L[~full_L])] = service_LW[taken]
-        self._came_LWK[(*taken, slot_L[~full_L])] = now_L[~full_L]
-        first_LW = service_LW * len(question.arrivals) if question.shortest_first else np.zeros_like(service_LW)
-        self._key_LWK[(*taken, slot_L[~full_L])] = first_LW[taken] + number
-        self._backlog_LW[taken] += service_LW[taken]
-        if each.time_us >= self._cold_us:
-            self._total_L[full_L] += (queue_LW[at] + service_LW[at])[full_L]
-        self._serve(now_L)
+    def _place(self, number: int, now_N: Ints) -> None:
+        service_N = self._service_AC[number][self._degree_N]
+        smallest_N = self._service_AC[number][self._smallest_N]
+        home_L = self._first_L + _scattered(number) % self._sizes_L
+        service_N[home_L] = self._home_AC[number][self._degree_N[home_L]]
+        smallest_N[home_L] = self._home_AC[number][self._smallest_N[home_L]]
+        running_N = np.maximum(0, self._until_N - now_N)
+        price_N = running_N + self._queue(service_N) + self._own(number, service_N, smallest_N)
+        chosen_L = self._first_least(price_N)
+        chosen_RP = service_N[chosen_L].reshape(self._given_RPA.shape[:2])
+        self._given_RPA[:, :, number + 1] = self._given_RPA[:, :, number] + chosen_RP
+        is_full_L = self._waiting_N[chosen_L] == WAITING_MAX
+        taken = chosen_L[~is_full_L]
+        place = (self._who_NK[taken] == NOBODY).argmax(axis=1)
+        self._who_NK[taken, place], self._service_NK[taken, place] = number, service_N[taken]
+        self._backlog_N[taken] += service_N[taken]
+        self._waiting_N[taken] += 1
+        refused = chosen_L[is_full_L]
+        waits = running_N[refused] + self._backlog_N[refused] + service_N[refused]
+        self._ttft_AL[number, self._lane_N[refused]] = waits
 
-    def _serve(self, now_L: Ints) -> None:
+    def _queue(self, service_N: Ints) -> Ints:
+        """What will be served before a newcomer, and his service for each whom he delays."""
+        if not self._rule.ordered:
+            return self._backlog_N
+        ahead_NK = self._service_NK <= service_N[:, None]
+        ahead_N: Ints = np.where(ahead_NK, self._service_NK, 0).sum(axis=1)
+        delayed_N: Ints = self._waiting_N - ahead_NK.sum(axis=1)
+        return ahead_N + delayed_N * service_N
+
+    def _own(self, number: int, service_N: Ints, smallest_N: Ints) -> Ints:
+        """β·s and the price of extra GPUs."""
+        occupancy_N = self._degree_N * service_N - self._smallest_N * smallest_N
+        weighed_N = np.rint(self._beta(number) * service_N) + np.rint(self._rule.lam * occupancy_N)
+        return weighed_N.astype(np.int64)
+
+    def _beta(self, number: int) -> float | npt.NDArray[np.float64]:
+        """Fixed, or by each lane's load over the last whole seconds, as routers have it."""
+        if not self._rule.adaptive:
+            return self._rule.beta
+        given_RP = [
+            (given_PA[:, end[number]] - given_PA[:, begin[number]]) // seconds[number]
+            for given_PA, (begin, end, seconds) in zip(self._given_RPA, self._seconds, strict=True)
+        ]
+        load_L = np.concatenate(given_RP) // self._sizes_L
+        return (PPM / (PPM - np.minimum(load_L, LOAD_PPM_MAX)))[self._lane_N]
+
+    def _first_least(self, price_N: Ints) -> Ints:
+        """The first of the cheapest workers of each lane."""
+        least_L = np.minimum.reduceat(price_N, self._first_L)
+        cheapest = np.flatnonzero(price_N == least_L[self._lane_N])
+        _, first = np.unique(self._lane_N[cheapest], return_index=True)
+        return cheapest[first]
+
+    def _serve(self, now_N: Ints) -> None:
         """Every worker that is free before `now` takes what waits, one after the other."""
-        cold_L = self._cold_us * 100 // self._rate_L
         while True:
-            lanes, workers = np.nonzero((self._until_LW <= now_L[:, None]) & (self._backlog_LW > 0))
-            if not len(lanes):
+            workers = np.flatnonzero((self._until_N <= now_N) & (self._waiting_N > 0))
+            if not len(workers):
                 return
-            slots = self._key_LWK[lanes, workers].argmin(axis=1)
-            at = lanes, workers, slots
-            service, came = self._waiting_LWK[at], self._came_LWK[at]
-            done = np.maximum(self._until_LW[lanes, workers], came) + service
-            self._until_LW[lanes, workers] = done
-            self._backlog_LW[lanes, workers] -= service
-            self._waiting_LWK[at] = self._came_LWK[at] = self._key_LWK[at] = FOREVER
-            counts = came >= cold_L[lanes]
-            np.add.at(self._total_L, lanes[counts], (done - came)[counts])
+            who = self._who_NK[workers]
+            order = self._service_NK[workers] * len(self._time_A) if self._rule.shortest_first else 0
+            place = np.where(who == NOBODY, FOREVER, order + who).argmin(axis=1)
+            at = workers, place
+            numbers, service = self._who_NK[at], self._service_NK[at]
+            came = self._time_A[numbers] * 100 // self._rate_N[workers]
+            done = np.maximum(self._until_N[workers], came) + service
+            self._until_N[workers] = done
+            self._backlog_N[workers] -= service
+            self._waiting_N[workers] -= 1
+            self._who_NK[at], self._service_NK[at] = NOBODY, FOREVER
+            self._ttft_AL[numbers, self._lane_N[workers]] = done - came
+
+
+def _scattered(number: int) -> int:
+    """A number below 65,536 for each, without a pattern that a pool's size could meet (Knuth's multiplicative hash)."""
+    return (number * 2_654_435_761 % 2**32) >> 16
+
+
+def _last_seconds(time_A: Ints) -> tuple[Ints, Ints, Ints]:
+    """For each arrival: which arrivals came in the last ten whole seconds before it, from and to, and how many of those seconds
+    there were; the first second, when there was none, counts as one."""
+    second_A = time_A // PPM
+    begin = np.searchsorted(time_A, (second_A - LOAD_WINDOW_S) * PPM)
+    return begin, np.searchsorted(time_A, second_A * PPM), second_A.clip(1, LOAD_WINDOW_S)

@@ -182,10 +182,10 @@ class Controller:
     async def _forecast(self, asked: Asked) -> None:
         """Have it answered, record the answer, do what it calls for. No answer is no move: the next window asks again."""
         try:
-            scores_ppm = await self._forecasts.scorer.scores_ppm(asked.question)
+            scores = await self._forecasts.scorer.scores(asked.question)
         finally:
             self._forecasting = False
-        if scores_ppm and await self._decide(lambda: forecasting.made(self.state, asked, scores_ppm)):
+        if scores is not None and await self._decide(lambda: forecasting.made(self.state, asked, scores)):
             await self._decide(lambda: reconfiguring.decide(self.state, self._capacity))
 
     async def _decide(self, decide: Decide, origin: Origin = NO_ORIGIN) -> Sequence[EventData]:

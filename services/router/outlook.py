@@ -28,11 +28,8 @@ from shared.contracts.ids import BlockId, RequestId, WorkerId, node_of
 from shared.model.blocks import reusable_tokens
 from shared.model.calibration import PPM, Calibration
 from shared.model.cost import Coefficients, Ints
-from shared.model.parameters import Parameters
+from shared.model.parameters import LOAD_PPM_MAX, Parameters
 from shared.model.pending import Pending
-
-LOAD_PPM_MAX = 900_000
-"""β is 10 there, and would be without bound at a load of 1."""
 
 
 def weights(parameters: Parameters, load_ppm: int = 0) -> Weights:

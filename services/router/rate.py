@@ -7,9 +7,7 @@ the order of events makes no difference. A router whose clock is ahead of the ot
 from dataclasses import dataclass, field
 
 from shared.contracts.events import RequestAssigned
-
-WINDOW_S = 10
-"""Of the measured policy (model, 2.2): the last ten whole seconds."""
+from shared.model.parameters import LOAD_WINDOW_S
 
 KEPT_S = 60
 """Seconds that are kept behind the newest: more than any router lags, or its clock is behind."""
@@ -38,5 +36,5 @@ class Rate:
     def load_ppm(self, now_ns: int, workers: int) -> int:
         """ρ in millionths; 0 without workers."""
         now_s = now_ns // _SECOND_NS
-        assigned_us = sum(self.assigned_us.get(second, 0) for second in range(now_s - WINDOW_S, now_s))
-        return assigned_us // (WINDOW_S * workers) if workers else 0
+        assigned_us = sum(self.assigned_us.get(second, 0) for second in range(now_s - LOAD_WINDOW_S, now_s))
+        return assigned_us // (LOAD_WINDOW_S * workers) if workers else 0

@@ -20,6 +20,10 @@ WAIT_NS_MAX = 30 * 10**9
 """Under shortest-first, whoever has waited this long goes before all others (model, 2.2). Workers order by it, and routers
 reckon with it."""
 
+LOAD_WINDOW_S, LOAD_PPM_MAX = 10, 900_000
+"""Under an adaptive β: whole seconds that ρ is measured over, and the ρ from which on β rises no more: it is 10 there, and
+would be without bound at a load of 1. Routers price by it, and forecasts replay it."""
+
 
 class Parameters(BaseModel):
     """`version` counts changes; every decision names it. Units are in the names."""

@@ -80,7 +80,7 @@ class Control:
     def _forecast(self) -> None:
         """What the controller has a process of its own for: here the answer takes no time."""
         if (asked := forecasting.ask(self.state, self._setup.coefficients)) is not None:
-            self._say(forecasting.made(self.state, asked, replaying.scores_ppm(asked.question)))
+            self._say(forecasting.made(self.state, asked, replaying.scores(asked.question)))
             self._say(reconfiguring.decide(self.state, self._capacity))
 
     def _tick_manager(self) -> None:

@@ -127,8 +127,9 @@ class ForecastMade(EventData):
     """What replays of recent arrivals promise for each pool within reach, as of a window's end.
 
     `pools` are counts of workers by degree, the pool as it was first, `moves` how many nodes each is away, `scores_ppm` its
-    mean TTFT over the best pool's. `replayed` of `arrivals` were sampled from the last `stretch_us`. `realised_gain` is by how
-    much the mean TTFT fell from the window before the last moves to the one now closed, whatever else has changed.
+    mean TTFT over the best pool's, `errors_ppm` the standard error of its difference from the pool as it was. `replayed` of
+    `arrivals` were sampled from the last `stretch_us`. `realised_gain` is by how much the mean TTFT fell from the window
+    before the last moves to the one now closed, whatever else has changed.
     """
 
     window: int = Field(ge=1)
@@ -140,6 +141,7 @@ class ForecastMade(EventData):
     scores_ppm: tuple[int, ...]
     coefficients: dict[str, float | str]
     realised_gain: float | None = None
+    errors_ppm: tuple[int, ...] | None = None
 
 
 @event("drain-started", channel=Channel.CONTROL, senders=("controller",))

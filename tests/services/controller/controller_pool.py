@@ -7,10 +7,10 @@ from prometheus_client import CollectorRegistry
 
 from services.controller import decider
 from services.controller.epochs import Configured
-from services.controller.forecast import Question
+from services.controller.forecast import Question, Scores
 from services.controller.forecaster import Forecasts
 from services.controller.metrics import Metrics
-from services.controller.replaying import scores_ppm
+from services.controller.replaying import scores
 from services.controller.shell import Controller, Epochs
 from shared.contracts.commands import Accepted, Adopt, Drain, NodeLoad, Reply, decode_command, encode_message
 from shared.contracts.envelope import EventData, Stored
@@ -125,10 +125,10 @@ class Pool:
         await self.clock.advance(0)
         return Member(controller, leadership, projection)
 
-    async def scores_ppm(self, question: Question) -> tuple[int, ...]:
+    async def scores(self, question: Question) -> Scores:
         """A forecast's answer takes half a second."""
         await self.clock.sleep(0.5)
-        return scores_ppm(question)
+        return scores(question)
 
     async def _obey(self, _subject: str, payload: bytes) -> bytes | None:
         command = decode_command(payload)

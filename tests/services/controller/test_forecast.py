@@ -6,12 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.controller.arrivals import Arrival, Left
+from services.controller.arrivals import Arrival, Change
 from services.controller.forecast import (
     ARRIVALS_MAX,
     POOLS_MAX,
+    Replayed,
+    Rule,
+    Scores,
     Target,
     choose,
+    rule,
     sampled,
     shapes,
     stationary,
@@ -20,6 +24,7 @@ from services.controller.forecast import (
 from services.controller.steps import NodeSight, WorkerSight
 from shared.contracts.ids import NodeId, RequestId
 from shared.model.lattice import Composition, groups_of
+from shared.model.parameters import Parameters
 
 S = 10**9
 NOW = 1_000 * S
@@ -56,27 +61,34 @@ def test_another_share_of_long_prompts_ends_the_stretch() -> None:
     assert stationary(arrivals(120, 45, 10) + late, NOW) == late
 
 
-def test_half_a_minute_is_taken_whatever_came_before() -> None:
+def test_a_quarter_of_a_minute_is_taken_whatever_came_before() -> None:
     assert stationary(arrivals(120, 10, 10), NOW) == [
-        each for each in arrivals(120, 10, 10) if each.time_ns > NOW - 30 * S
+        each for each in arrivals(120, 10, 10) if each.time_ns > NOW - 15 * S
     ]
     assert stationary([], NOW) == []
 
 
 def test_few_arrivals_are_replayed_as_they_came() -> None:
     few = arrivals(30, 0, 5)
-    replayed = sampled(few)
+    replayed = sampled(few, fetches=True)
     assert [each.time_us for each in replayed] == [(each.time_ns - few[0].time_ns) // 1_000 for each in few]
 
 
 def test_many_are_thinned_at_the_same_rate_and_the_choice_is_by_request() -> None:
     many = arrivals(100, 0, 20)
-    replayed = sampled(many)
+    replayed = sampled(many, fetches=True)
     assert len(replayed) == ARRIVALS_MAX
     span_s = (replayed[-1].time_us - replayed[0].time_us) / 1e6
     assert ARRIVALS_MAX / span_s == pytest.approx(20, rel=0.02)
     shuffled = random.Random(1).sample(many, len(many))
-    assert sampled(shuffled) == replayed
+    assert sampled(shuffled, fetches=True) == replayed
+
+
+def test_a_prefix_that_is_not_fetched_is_lost_elsewhere() -> None:
+    [arrival] = arrivals(30, 29, 1)
+    held = arrival._replace(uncached_tokens=300, cached_tokens=700, best_tokens=900, least_tokens=200)
+    assert sampled([held], fetches=True) == (Replayed(0, 300, 700),)
+    assert sampled([held], fetches=False) == (Replayed(0, 100, 900, 700),), "where most of it is, and anywhere else"
 
 
 def node(name: str, composition: Composition, drain_s: float = 0, **more) -> NodeSight:
@@ -117,8 +129,9 @@ TWO = [node("n0", (4, 4), drain_s=3), node("n1", (4, 4), drain_s=1)]
 REACH = [Target(((4, 4), (4, 4)), 0), Target(((8,), (4, 4)), 1), Target(((8,), (8,)), 2)]
 
 
-def chosen(scores: list[int], gain: float = 0.03, left: dict | None = None, nodes=TWO, reach=REACH):
-    return choose(nodes, reach, scores, gain, left or {}, NOW)
+def chosen(scores: list[int], errors: list[int] | None = None, changes: dict | None = None, nodes=TWO, reach=REACH):
+    found = Scores(tuple(scores), None if errors is None else tuple(errors))
+    return choose(nodes, reach, found, Parameters(forecast_gain=0.03, window_s=20), changes or {}, NOW)
 
 
 def test_the_best_score_moves_if_it_gains_enough() -> None:
@@ -145,11 +158,38 @@ def test_at_most_two_nodes_go_at_once() -> None:
     assert chosen([1_500_000, 1_000_000], nodes=nodes, reach=reach).moves == (("n3", (8,)), ("n2", (8,)))
 
 
-def test_going_back_within_three_minutes_needs_twice_the_gain() -> None:
-    lately, long_ago = ({NodeId("n1"): Left((8,), NOW - age * S)} for age in (179, 180))
-    assert chosen([1_050_000, 1_000_000, 1_050_000], left=lately) is None
-    assert chosen([1_050_000, 1_000_000, 1_050_000], left=long_ago) is not None
-    assert chosen([1_070_000, 1_000_000, 1_050_000], left=lately) is not None
+def test_a_gain_is_believed_at_twice_its_error() -> None:
+    assert chosen([1_100_000, 1_000_000, 1_050_000], errors=[0, 51_000, 90_000]) is None
+    assert chosen([1_100_000, 1_000_000, 1_050_000], errors=[0, 50_000, 90_000]).target == REACH[1]
+    assert chosen([1_100_000, 1_000_000, 1_020_000], errors=[0, 51_000, 40_000]).target == REACH[2], "less, but sure"
+
+
+BACK = Change.of((8,), (4, 4))
+"""What a move from (4, 4) to (8,) undoes."""
+
+
+def test_going_back_within_three_minutes_needs_twice_the_gain_on_whichever_node() -> None:
+    lately, long_ago = ({BACK: NOW - age * S} for age in (179, 180))
+    assert chosen([1_050_000, 1_000_000, 1_050_000], changes=lately) is None
+    assert chosen([1_050_000, 1_000_000, 1_050_000], changes=long_ago) is not None
+    assert chosen([1_070_000, 1_000_000, 1_050_000], changes=lately) is not None
+    onwards = {Change.of((4, 4), (8,)): NOW - 60 * S}
+    assert chosen([1_050_000, 1_000_000, 1_050_000], changes=onwards) is not None, "that goes on, and not back"
+
+
+def test_nothing_is_undone_within_two_windows() -> None:
+    assert chosen([2_000_000, 1_000_000, 1_050_000], changes={BACK: NOW - 39 * S}) is None
+    assert chosen([2_000_000, 1_000_000, 1_050_000], changes={BACK: NOW - 40 * S}) is not None
+
+
+def test_the_rule_is_that_of_the_placement_policy_in_force() -> None:
+    assert rule(Parameters(placement_policy="paper", worker_order="fcfs")) == Rule(3.0, 0.1, shortest_first=False)
+    assert rule(Parameters(placement_policy="vertumnus")) == Rule(3.0, 0.05, True, True, True, True)
+    fixed = Parameters(
+        placement_policy="vertumnus", adaptive_beta=False, prefix_fetch=False, worker_order="fcfs", beta=2
+    )
+    assert rule(fixed) == Rule(2.0, 0.05, shortest_first=False), "who comes first is served first: nobody is overtaken"
+    assert rule(Parameters(placement_policy="least-work")) == Rule(0.0, 0.0, shortest_first=True)
 
 
 @given(st.lists(st.sampled_from([(8,), (4, 4), (2, 2, 2, 2)]), min_size=1, max_size=6), st.integers(0, 9_999))

@@ -9,7 +9,7 @@ from test_driving import ME, pool_of
 
 from replay import roles
 from services.controller import decider, forecast, forecasting
-from services.controller.forecast import Question
+from services.controller.forecast import Question, Scores
 from shared.contracts.events import ForecastMade, ReconfigurationPlanned, WindowClosed
 from shared.contracts.ids import WorkerId
 from tests.replay.test_verifying import verified
@@ -23,9 +23,9 @@ class Stuck:
 
     def __init__(self) -> None:
         self.asked = 0
-        self.answer: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Scores | None] = asyncio.get_running_loop().create_future()
 
-    async def scores_ppm(self, _: Question) -> tuple[int, ...]:
+    async def scores(self, _: Question) -> Scores | None:
         self.asked += 1
         return await self.answer
 
@@ -74,7 +74,7 @@ async def test_a_question_waits_for_no_other() -> None:
     await busy(pool, 62)
     assert len(pool.all(WindowClosed)) >= 3
     assert scorer.asked == 1, "what comes behind it would be too old when answered"
-    scorer.answer.set_result(())
+    scorer.answer.set_result(None)
     await busy(pool, 22)
     assert scorer.asked >= 2
 
@@ -121,10 +121,10 @@ async def test_a_forged_score_is_found_by_replaying_it() -> None:
     ]
     log[at:at] = late
     log = [each._replace(stream_seq=seq) for seq, each in enumerate(log, start=1)]
-    roles._scores_ppm.cache_clear()
+    roles._scores.cache_clear()
     [difference] = verified(log, deep=True).differences
     assert (difference.type, difference.field) == ("forecast-made", "scores_ppm[0]")
-    asked = roles._scores_ppm.cache_info()
+    asked = roles._scores.cache_info()
     assert (asked.misses, asked.hits >= len(late)) == (1, True), "every state since the window asks the same question"
 
 
