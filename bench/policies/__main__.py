@@ -66,11 +66,12 @@ def caching(traces: Annotated[list[str] | None, typer.Argument(help="prefixes th
 
 
 @app.command()
-def adapting(policy: Policy = "paper", seeds: Annotated[int, typer.Option(min=1)] = 6,
-             shrink: Annotated[float, typer.Option(min=0.3, max=1, help="of each phase's length")] = 1.0,
-             out: Out = None) -> None:  # fmt: skip
-    """Fixed compositions and policies that change them, under phases (the paper's Figure 13)."""
-    adapting_bench.adapting(policy_of(policy), SETUP, seeds, shrink, out)
+def adapting(policy: Policy = "paper", load: Annotated[str, typer.Option(help="phased, day")] = "phased",
+             seeds: Annotated[int, typer.Option(min=1)] = 6,
+             shrink: Annotated[float, typer.Option(min=0.4, max=1, help="of the length of each phase, or of the day")] = 1.0,
+             jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1, out: Out = None) -> None:  # fmt: skip
+    """Fixed compositions and policies that change them, under phases or over a day (the paper's Figure 13)."""
+    adapting_bench.adapting(policy_of(policy), SETUP, load, seeds, shrink, jobs, out)
 
 
 @app.command()

@@ -1,7 +1,6 @@
 """`vertumnus plan`: the composition to begin with, for what a trace asks for."""
 
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from services.controller.planning import Candidate, Load
-    from shared.model.cost import Coefficients
 
 SHOWN = 6
 
@@ -41,13 +39,16 @@ def plan(
     from cli.terminal import output, reason
     from services.controller.capacity import capacity
     from services.controller.planning import Hardware
+    from services.controller.planning import load as load_of
     from services.controller.planning import plan as weigh
     from shared.model.capacity import load_capacities
     from shared.model.cost import load_coefficients
+    from simulation.workloads.files import read
 
     try:
         model, profiled = load_coefficients(coefficients), load_capacities(coefficients)
-        load = _load(file, model, window_s)
+        asked = [(each.arrival_ms, each.prompt_tokens) for each in read(file)]
+        load = load_of(asked, model, window_s)
         of = {
             each: capacity(profiled, capacity_share, window_s * 10**6, each).us
             for each in numbers("--degrees", degrees, int)
@@ -69,24 +70,6 @@ def plan(
     console = output()
     console.print(_table(found[:SHOWN], load))
     console.print(f"{_why(best, found)}\nVERTUMNUS_COMPOSITIONS='{orjson.dumps(compositions).decode()}'")
-
-
-def _load(file: Path, model: "Coefficients", window_s: int) -> "Load":
-    """Errors: BadRow; ValueError for an empty trace; OSError."""
-    from services.controller.planning import Load
-    from simulation.workloads.files import read
-
-    rows = list(read(file))
-    if not rows:
-        raise ValueError(f"{file}: no request in it")
-    windows = Counter[int]()
-    for each in rows:
-        windows[int(each.arrival_ms // (window_s * 1_000))] += model.prefill_us(1, each.prompt_tokens, 0)
-    busiest = max(windows, key=lambda number: (windows[number], -number))
-    lengths = sorted(each.prompt_tokens for each in rows)
-    p90_tokens = lengths[len(lengths) * 9 // 10]
-    inside = [each.prompt_tokens for each in rows if int(each.arrival_ms // (window_s * 1_000)) == busiest]
-    return Load(p90_tokens, model.slo_us(p90_tokens), inside)
 
 
 def _table(found: "Sequence[Candidate]", load: "Load") -> object:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from services.controller.forecast import SMALL_POOL, shapes
 from services.controller.steps import NodeSight
 from shared.contracts.ids import NodeId
+from shared.model.cost import Coefficients
 from shared.model.lattice import Composition
 
 Prefill = Callable[[int, int], int]
@@ -52,6 +53,19 @@ class Candidate(NamedTuple):
     def degrees(self) -> tuple[int, ...]:
         """Of all workers, in falling order."""
         return tuple(sorted((degree for each in self.nodes for degree in each), reverse=True))
+
+
+def load(asked: Sequence[tuple[float, int]], coefficients: Coefficients, window_s: int) -> Load:
+    """Of a trace: (arrival in ms, prompt tokens) of each request. ValueError if there is none."""
+    if not asked:
+        raise ValueError("the trace: no request in it")
+    windows: dict[int, list[int]] = {}
+    for arrival_ms, tokens in asked:
+        windows.setdefault(int(arrival_ms // (window_s * 1_000)), []).append(tokens)
+    demand_us = {k: sum(coefficients.prefill_us(1, each, 0) for each in lengths) for k, lengths in windows.items()}
+    busiest = max(windows, key=lambda k: (demand_us[k], -k))
+    p90_tokens = sorted(tokens for _, tokens in asked)[len(asked) * 9 // 10]
+    return Load(p90_tokens, coefficients.slo_us(p90_tokens), windows[busiest])
 
 
 def plan(load: Load, hardware: Hardware, prefill: Prefill, up: float) -> list[Candidate]:
