@@ -9,6 +9,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from cli.demo.comparing import Shifting
     from cli.demo.table import Figures
 
 EXIT_FAILED = 1
@@ -24,16 +25,19 @@ def demo(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The table as JSON on standard output")] = False,
 ) -> None:
-    """Serve a small real model, then forty modelled GPUs, and show what both did.
+    """Serve a small real model, split and merged on the way; serve forty modelled GPUs; compare compositions that stay with one
+    that adapts; and show what came of it.
 
     Exit status: 0 when every request was answered or refused by admission (429, 503), every token is the reference's and the
     record is whole; 1 when not; 130 after Ctrl-C.
     """
     from rich.console import Console
 
+    from cli.demo.comparing import compare
     from cli.demo.running import DemoFailed
     from cli.demo.table import passed
     from cli.embedded.data_dir import AlreadyRunning
+    from cli.embedded.moving import NotMoved
     from cli.embedded.processes import StartFailed
     from cli.embedded.supervisor import GaveUp, Interrupted
     from cli.trace.sending import NoServer
@@ -41,13 +45,15 @@ def demo(
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         told = _both_halves(trace, data_dir, console)
+        console.rule("3. in virtual time: compositions that stay, and one that adapts")
+        shifting = compare(console)
     except (Interrupted, KeyboardInterrupt):
         console.print("stopped before the end: no table")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    except (DemoFailed, AlreadyRunning, StartFailed, GaveUp, NoServer, ValueError, OSError) as failure:
+    except (DemoFailed, AlreadyRunning, StartFailed, GaveUp, NoServer, NotMoved, ValueError, OSError) as failure:
         console.print(f"vertumnus demo: {failure}", style="red", markup=False)
         raise typer.Exit(EXIT_FAILED) from failure
-    _show(told, console, as_json=as_json)
+    _show(told, shifting, console, as_json=as_json)
     if not all(passed(each) for each in told.values()):
         raise typer.Exit(EXIT_FAILED)
 
@@ -73,20 +79,23 @@ def _both_halves(trace: Path | None, data_dir: Path | None, console: "Console") 
     return told
 
 
-def _show(told: "dict[str, Figures]", console: "Console", *, as_json: bool) -> None:
+def _show(told: "dict[str, Figures]", shifting: "Shifting", console: "Console", *, as_json: bool) -> None:
     import json
 
     from rich.console import Console
 
+    from cli.demo.comparing import document
+    from cli.demo.comparing import table as shifting_table
     from cli.demo.table import remarks, table
     from cli.invocation import command
 
     for remark in remarks(told):
         console.print(remark, style="yellow", markup=False)
     if as_json:
-        print(json.dumps(told, indent=2))
+        print(json.dumps({**told, "in virtual time": document(shifting)}, indent=2))
         return
     Console().print(table(told))
+    Console().print(shifting_table(shifting))
     print(f"""
 Next: `make up` keeps the real system running. Load it and read what it decides:
   {command()} trace send --phase 40:1:tool-agent --shrink 0.03125

@@ -10,6 +10,7 @@ import orjson
 
 from cli.embedded.environment import TORCH_BLOCK_TOKENS, SystemChoices
 from shared.model.cost import Coefficients, load_coefficients
+from shared.model.lattice import Composition
 from simulation.workloads.files import read
 from simulation.workloads.generating import SHAPES, Phase, generated
 from simulation.workloads.rows import BLOCK_TOKENS, Row
@@ -42,6 +43,8 @@ class Half(NamedTuple):
     """Open requests at most. A machine slower than the trace makes requests late, not lost."""
     coefficients: Coefficients
     speedup: float = 1.0
+    moves: tuple[Composition, ...] = ()
+    """What the first node is reconfigured to on the way, evenly spread over the requests."""
 
     def for_prompt(self, tokens: int) -> float:
         """The TTFT objective τ as the clients' clock sees it, seconds."""
@@ -84,6 +87,8 @@ def real(model_dir: Path) -> Half:
         output_tokens_max=8,
         concurrency=4,
         coefficients=load_coefficients("smollm2_135m_cpu"),
+        # A split and a merge, with whatever is being served.
+        moves=((1, 1, 2, 2, 2), (1, 1, 2, 4)),
     )
 
 

@@ -17,8 +17,8 @@ from simulation.workloads.rows import Row
 def play(half: Half, trace: Path | None, home: DataDir, console: Console, interrupted: threading.Event) -> Ran:
     """Start the half's system in `home`, serve it the trace, examine what it recorded and compare what it answered.
 
-    Errors: BadRow, ValueError of the trace; AlreadyRunning, StartFailed, GaveUp, NoServer, DemoFailed, OSError of the
-    system; Interrupted once `interrupted` is set, as Ctrl-C does. Whatever it is, nothing is left running.
+    Errors: BadRow, ValueError of the trace; AlreadyRunning, StartFailed, GaveUp, NoServer, NotMoved, DemoFailed, OSError of
+    the system; Interrupted once `interrupted` is set, as Ctrl-C does. Whatever it is, nothing is left running.
     """
 
     def say(line: str) -> None:
@@ -36,7 +36,7 @@ def play(half: Half, trace: Path | None, home: DataDir, console: Console, interr
                 answers.append((row, outcome))
                 show(row, outcome)
 
-            report = stage.wait(served(half, rows, system, ended))
+            report, moved = stage.wait(served(half, rows, system, ended))
         with console.status("waiting for the record, and examining it"):
             record = stage.wait(settled_audit(system.database_url, report.ok))
     model_dir, verdict = half.choices.model_dir, None
@@ -44,4 +44,4 @@ def play(half: Half, trace: Path | None, home: DataDir, console: Console, interr
         # After the end of the ranks, which leave it their memory and their processors.
         with tokens_bar(console, report.ok) as compared_so_far:
             verdict = stage.wait(compared(model_dir, answers, compared_so_far))
-    return Ran(half, report, record, verdict)
+    return Ran(half, report, record, verdict, moved)

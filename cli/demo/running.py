@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,11 +11,13 @@ import orjson
 
 from cli.demo.halves import Half
 from cli.embedded.data_dir import RunningSystem
+from cli.embedded.moving import Moved, move
 from cli.trace.measuring import OK, Outcome, Report
 from cli.trace.prompts import prompt_tokens
 from cli.trace.sending import Target, first_model, send
 from services.ledger.audit import Audit, audit
 from shared.contracts.events.requests import RequestCompleted
+from shared.contracts.ids import NodeId
 from shared.runtime.clock import SystemClock
 from simulation.workloads.rows import Row
 
@@ -23,6 +25,9 @@ SETTLE_S = 30.0
 """The ledger is at most this far behind when the last answer has come."""
 
 SETTLE_POLL_S = 0.5
+
+FIRST_NODE = NodeId("n0")
+"""As the embedded system names it."""
 
 RECHECK_SILENCE_S = 300.0
 """Importing transformers and one answer of 512 tokens, on a machine that has little time for either."""
@@ -39,6 +44,7 @@ class Ran(NamedTuple):
     report: Report
     audit: Audit
     verdict: Verdict | None
+    moved: Sequence[Moved] = ()
 
 
 class DemoFailed(Exception):
@@ -47,11 +53,35 @@ class DemoFailed(Exception):
 
 async def served(
     half: Half, rows: list[Row], system: RunningSystem, on_outcome: Callable[[Row, Outcome], None]
-) -> Report:
-    """Send every row to `system` and report. Errors: NoServer."""
+) -> tuple[Report, list[Moved]]:
+    """Send every row to `system`, reconfigure it on the way as the half says, and report both. Errors: NoServer, NotMoved."""
     model = await first_model(system.api_url)
     target = Target(system.api_url, model, concurrency=half.concurrency, objective=half, token_ids=True)
-    return await send(rows, target, SystemClock(), on_outcome)
+    due = [asyncio.Event() for _ in half.moves]
+    answered = 0
+
+    def ended(row: Row, outcome: Outcome) -> None:
+        nonlocal answered
+        answered += 1
+        for number, event in enumerate(due, start=1):
+            if answered >= number * len(rows) // (len(due) + 1):
+                event.set()
+        on_outcome(row, outcome)
+
+    moving = asyncio.create_task(_moved(half, system, due))
+    try:
+        report = await send(rows, target, SystemClock(), ended)
+        return report, await moving
+    finally:
+        moving.cancel()
+
+
+async def _moved(half: Half, system: RunningSystem, due: list[asyncio.Event]) -> list[Moved]:
+    moved = []
+    for composition, event in zip(half.moves, due, strict=True):
+        await event.wait()
+        moved.append(await move(system, FIRST_NODE, composition, "demo", SystemClock()))
+    return moved
 
 
 async def settled_audit(database_url: str, answered: int) -> Audit:

@@ -35,6 +35,7 @@ def figures(ran: Ran) -> Figures:
         "ends": dict(record.by_end),
         "reconfigurations": record.by_type[ReconfigurationPlanned.TYPE],
         "replications": record.by_type[ReplicaInstalled.TYPE],
+        "moved": [each._asdict() for each in ran.moved],
         "transformers": None if ran.verdict is None else dict(ran.verdict),
     }
 
@@ -57,6 +58,8 @@ def table(told: dict[str, Figures]) -> Table:
     shown.add_row("SLO attainment by tokens", *(_share(each["slo_attainment_by_tokens"]) for each in halves))
     shown.add_row("cached share of prompt tokens", *(_share(each["cached_share"]) for each in halves))
     shown.add_row("reconfigurations, replications", *_counts(halves))
+    shown.add_row("split and merge: drains, s", *(_moved(each["moved"], "drain_s", 2) for each in halves))
+    shown.add_row("split and merge: switches, s", *(_moved(each["moved"], "switch_s", 3) for each in halves))
     shown.add_row("tokens as transformers chooses", *(_verdict(each["transformers"]) for each in halves))
     shown.add_row("events on record", *(f"{each['events']:,}" for each in halves))
     shown.add_row("audit of the record", *(_audit(each["audit_violations"]) for each in halves))
@@ -70,6 +73,8 @@ def remarks(told: dict[str, Figures]) -> list[str]:
         for kind, problem in each["problems"].items():
             said.append(f"{name}: {problem['requests']:,} × {kind}: {problem['example']}")
         said += [f"{name}: {violation}" for violation in each["violations"]]
+        aborted = [move["why_not"] for move in each["moved"] if move["why_not"]]
+        said += [f"{name}: a reconfiguration was aborted: {why}" for why in aborted]
         ttft, late = each["ttft_s"], each["late_s"]
         if ttft and late and late["mean"] > LATE_SHARE * ttft["mean"]:
             said.append(
@@ -93,6 +98,10 @@ def _share(share: float | None) -> str:
 
 def _counts(halves: list[Figures]) -> list[str]:
     return [f"{each['reconfigurations']}, {each['replications']}" for each in halves]
+
+
+def _moved(moved: list[dict[str, Any]], what: str, digits: int) -> str:
+    return ", ".join(f"{each[what]:.{digits}f}" for each in moved if not each["why_not"]) or "none"
 
 
 def _verdict(verdict: dict[str, int] | None) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from cli.demo.halves import Half, real, scale
 from cli.trace.prompts import prompt_tokens
+from shared.model.lattice import merges, splits
 from simulation.workloads.rows import BLOCK_TOKENS, Row, write
 from simulation.workloads.statistics import statistics
 
@@ -60,6 +61,14 @@ def test_a_prompt_that_would_have_to_be_cut_is_left_out(tmp_path: Path) -> None:
 def test_an_empty_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the trace has no rows"):
         REAL.rows(trace_of(tmp_path / "t.jsonl", []))
+
+
+def test_the_real_half_splits_a_worker_and_merges_two() -> None:
+    split, merged = REAL.moves
+    before = REAL.choices.composition
+    assert split in splits(before, (1, 2, 4))
+    assert merged == before
+    assert merged in merges(split, (1, 2, 4))
 
 
 def test_objectives_are_those_of_the_cost_model_in_the_clients_time() -> None:
