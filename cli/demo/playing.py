@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cli.demo.halves import Half
-from cli.demo.running import Answers, Ran, compared, served, settled_audit
+from cli.demo.running import Answers, Ran, compared, served_and_moved, settled_audit
 from cli.demo.showing import requests_bar, tokens_bar
 from cli.demo.stage import Stage
 from cli.embedded.data_dir import DataDir
@@ -36,7 +36,7 @@ def play(half: Half, trace: Path | None, home: DataDir, console: Console, interr
                 answers.append((row, outcome))
                 show(row, outcome)
 
-            report, moved = stage.wait(served(half, rows, system, ended))
+            report, moved = stage.wait(served_and_moved(half, rows, system, ended))
         with console.status("waiting for the record, and examining it"):
             record = stage.wait(settled_audit(system.database_url, report.ok))
     model_dir, verdict = half.choices.model_dir, None

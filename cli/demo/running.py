@@ -53,10 +53,17 @@ class DemoFailed(Exception):
 
 async def served(
     half: Half, rows: list[Row], system: RunningSystem, on_outcome: Callable[[Row, Outcome], None]
-) -> tuple[Report, list[Moved]]:
-    """Send every row to `system`, reconfigure it on the way as the half says, and report both. Errors: NoServer, NotMoved."""
+) -> Report:
+    """Send every row to `system` and report. Errors: NoServer."""
     model = await first_model(system.api_url)
     target = Target(system.api_url, model, concurrency=half.concurrency, objective=half, token_ids=True)
+    return await send(rows, target, SystemClock(), on_outcome)
+
+
+async def served_and_moved(
+    half: Half, rows: list[Row], system: RunningSystem, on_outcome: Callable[[Row, Outcome], None]
+) -> tuple[Report, list[Moved]]:
+    """The same, reconfigured on the way as the half says. Errors: NoServer, NotMoved."""
     due = [asyncio.Event() for _ in half.moves]
     answered = 0
 
@@ -70,8 +77,7 @@ async def served(
 
     moving = asyncio.create_task(_moved(half, system, due))
     try:
-        report = await send(rows, target, SystemClock(), ended)
-        return report, await moving
+        return await served(half, rows, system, ended), await moving
     finally:
         moving.cancel()
 
