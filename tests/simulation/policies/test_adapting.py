@@ -1,53 +1,33 @@
 """Loads by part, one run told by them, and what counts as going back."""
 
-from uuid import UUID
-
 import pytest
 
-from shared.contracts.envelope import Envelope, Stored
-from shared.contracts.events import CommittedWorker, EpochCommitted
-from shared.contracts.ids import NodeId, Source, worker_id
+from shared.contracts.envelope import Stored
 from shared.model.cost import load_coefficients
-from shared.model.lattice import Composition, groups_of
+from shared.model.lattice import Composition
 from simulation.policies.adapting import in_phases, of_a_day, reversals, run
 from simulation.policies.setup import Setup
 from simulation.workloads.mixtures import Stretch
+from tests.support.story import Story, committed
 
 S = 10**9
 
 
-def committed(at_s: float, node: str, epoch: int, composition: Composition) -> Stored:
-    workers = tuple(
-        CommittedWorker(
-            worker=worker_id(NodeId(node), epoch, each.first_rank),
-            first_rank=each.first_rank,
-            degree=each.degree,
-            capacity_us=1,
-        )
-        for each in groups_of(composition)
-    )
-    data = EpochCommitted(node=NodeId(node), epoch=epoch, composition=composition, workers=workers)
-    envelope = Envelope(
-        id=UUID(int=0),
-        type=data.TYPE,
-        version=data.VERSION,
-        pool="p",
-        source=Source("c"),
-        source_seq=1,
-        time_ns=round(at_s * S),
-        data=data,
-    )
-    return Stored("log", 1, envelope)
+def at(seconds: float, node: str, epoch: int, composition: Composition) -> Stored:
+    story = Story()
+    story.wait(seconds)
+    story.tell(committed(node, epoch, composition))
+    return story.events[0]
 
 
 def test_a_node_goes_back_if_it_does_so_soon_and_to_where_it_was() -> None:
     log = [
-        committed(0, "n0", 1, (4, 4)),
-        committed(0, "n1", 1, (8,)),
-        committed(100, "n0", 2, (8,)),
-        committed(139, "n0", 3, (4, 4)),
-        committed(150, "n1", 2, (4, 4)),
-        committed(160, "n1", 3, (2, 2, 2, 2)),
+        at(0, "n0", 1, (4, 4)),
+        at(0, "n1", 1, (8,)),
+        at(100, "n0", 2, (8,)),
+        at(139, "n0", 3, (4, 4)),
+        at(150, "n1", 2, (4, 4)),
+        at(160, "n1", 3, (2, 2, 2, 2)),
     ]
     assert reversals(log, 40 * S) == 1, "n0 within 39 s; n1 went on and not back"
     assert reversals(log, 39 * S) == 0
