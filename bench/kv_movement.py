@@ -22,9 +22,12 @@ import torch
 from services.worker.engine.copy_plan import CopyPlan, Source
 from services.worker.engine.protocol import PrefillItem, PrefillStep
 from services.worker.engine.slot_ref import SlotRef
+from services.worker.engine.torch.contexts import Contexts
+from services.worker.engine.torch.destinations import IntoContext
 from services.worker.engine.torch.engine import TorchEngine
-from services.worker.engine.torch.kv_layout import KvLayout
+from services.worker.engine.torch.kv_layout import ContextLayout, KvLayout
 from services.worker.engine.torch.kv_memory import KvMemory
+from services.worker.engine.torch.move_messages import BlockMove, ContextRef
 from services.worker.engine.torch.mover import CHUNK_BYTES, IDLE_TICK_S
 from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.wire import Piece, Wire
@@ -62,14 +65,21 @@ def lend(pipe: Connection) -> None:
 def ways(access: str) -> dict[str, Callable[[], None]]:
     """Each copies the same number of scattered blocks into slots of this process."""
     memory = new_memory(2)
-    wire = Wire("bench-reader", "bench", memory, torch.zeros(1, dtype=torch.int64))
+    layout = ContextLayout.of(LAYOUT, MOVED_BLOCKS * LAYOUT.block_tokens, 1)
+    file = os.memfd_create("bench-context")
+    os.ftruncate(file, layout.file_bytes)
+    contexts = Contexts(layout, file)
+    wire = Wire(
+        "bench-reader", "bench", memory, [(contexts.base, layout.file_bytes)], torch.zeros(1, dtype=torch.int64)
+    )
     peer, size = wire.peer(access), LAYOUT.block_bytes
     order = np.random.default_rng(1).permutation(LAYOUT.blocks)[:MOVED_BLOCKS].tolist()
     private = torch.zeros((MOVED_BLOCKS, size), dtype=torch.uint8)
     target = torch.zeros_like(private)
-    context_L2SGD = torch.empty(
-        LAYOUT.layers, 2, MOVED_BLOCKS * LAYOUT.block_tokens, LAYOUT.kv_heads, LAYOUT.head_dim, dtype=torch.bfloat16
-    )
+    here_and_there = memory.slot_bases[0], peer.access.slots[0]
+    chunk = max(1, CHUNK_BYTES // size)
+    into_context = IntoContext(memory, [contexts])
+    moves = [BlockMove(SlotRef(0, index, 0), ContextRef(0, 0, depth), 0, None) for depth, index in enumerate(order)]
 
     def memcpy() -> None:
         for number in range(MOVED_BLOCKS):
@@ -77,25 +87,40 @@ def ways(access: str) -> dict[str, Callable[[], None]]:
 
     def within_the_node() -> None:
         for number, index in enumerate(order):
-            memory.copy_block(SlotRef(0, index, 0), SlotRef(0, (index + number) % LAYOUT.blocks, 0))
+            memory.block(SlotRef(0, (index + number) % LAYOUT.blocks, 0)).copy_(memory.block(SlotRef(0, index, 0)))
 
     def hand_off() -> None:
-        memory.copy_out([SlotRef(0, index, 0) for index in order], context_L2SGD)
+        for move in moves:
+            into_context.block(move).copy_(memory.block(move.source))
+
+    def read(pieces: list[Piece]) -> None:
+        handle = wire.read(peer, pieces)
+        while not wire.done(peer, handle):
+            pass
 
     def nixl() -> None:
-        here, there = memory.slot_bases[0], peer.access.slots[0]
-        chunk = max(1, CHUNK_BYTES // size)
+        here, there = here_and_there
         for start in range(0, MOVED_BLOCKS, chunk):
             offsets = [LAYOUT.slot_offset(index) for index in order[start : start + chunk]]
-            handle = wire.read(peer, [Piece(here.after(offset), there.after(offset), size) for offset in offsets])
-            while not wire.done(peer, handle):
-                pass
+            read([Piece(here.after(offset), there.after(offset), size) for offset in offsets])
+
+    def hand_off_by_nixl() -> None:
+        _, there = here_and_there
+        for start in range(0, MOVED_BLOCKS, chunk):
+            read(
+                [
+                    Piece(part.here, there.after(LAYOUT.slot_offset(move.source.index) + part.offset), part.bytes)
+                    for move in moves[start : start + chunk]
+                    for part in into_context.parts(move)
+                ]
+            )
 
     return {
         "memcpy, private memory": memcpy,
         "within the node (mapped pool to pool)": within_the_node,
         "hand-off (mapped pool to a decode context)": hand_off,
         "between nodes (NIXL read, other process)": nixl,
+        "hand-off between nodes (NIXL read to a decode context)": hand_off_by_nixl,
     }
 
 

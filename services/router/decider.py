@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from services.router import decode_ranks
 from services.router import loads as loads_model
 from services.router.board import Board
 from services.router.loads import Loads
@@ -41,7 +42,7 @@ from shared.contracts.events import (
     RequestRejected,
     Uncordoned,
 )
-from shared.contracts.ids import BlockId, NodeId, RequestId, TenantId, WorkerId, decode_worker_id, node_of
+from shared.contracts.ids import BlockId, NodeId, RequestId, TenantId, WorkerId, node_of
 from shared.model import calibration as calibration_model
 from shared.model import cost as cost_model
 from shared.model import holders as holders_model
@@ -291,7 +292,5 @@ def _fetch_blocks(board: Board, winner: PricedCandidate) -> int:
 
 
 def _decode_worker(state: State, node: NodeId) -> WorkerId | None:
-    """The decode rank with the fewest reserved output tokens on the prefill's node (KV moves within a node), the lowest
-    of equals; None if none lives there."""
-    ranks = [decode_worker_id(node, rank) for rank in state.pool.decode_ranks(node)]
-    return min(ranks, key=lambda rank: (state.loads.output_tokens.get(rank, 0), rank), default=None)
+    """The one that goes on from a prefill on `node`; None if nobody does."""
+    return decode_ranks.cheapest(state.pool, state.loads, node)

@@ -63,12 +63,14 @@ class OpenRequest:
 
 @dataclass(slots=True)
 class Loads:
-    """State of the fold; `evolve` is its only writer. A worker or decode rank without a reservation has no entry. `touched` are
-    the workers whose load has changed since the board last looked (`board.py`)."""
+    """State of the fold; `evolve` is its only writer. A worker or decode rank without a reservation has no entry. `decoding` and
+    `output_tokens` count what is reserved at a decode rank: requests, and their tokens. `touched` are the workers whose load
+    has changed since the board last looked (`board.py`)."""
 
     open: dict[RequestId, OpenRequest] = field(default_factory=dict)
     of_worker: dict[WorkerId, Load] = field(default_factory=dict)
     output_tokens: dict[WorkerId, int] = field(default_factory=dict)
+    decoding: dict[WorkerId, int] = field(default_factory=dict)
     fetching: dict[NodeId, int] = field(default_factory=dict)
     in_flight: InFlight = field(default_factory=InFlight)
     incarnations: dict[NodeId, int] = field(default_factory=dict)
@@ -90,12 +92,13 @@ class Loads:
         """The sums are those of the open requests."""
         waiting: dict[WorkerId, dict[RequestId, int]] = {}
         running: dict[WorkerId, set[RequestId]] = {}
-        tokens, fetching = Counter[WorkerId](), Counter[NodeId]()
+        tokens, decoding, fetching = Counter[WorkerId](), Counter[WorkerId](), Counter[NodeId]()
         for request, each in self.open.items():
             if (assignment := each.assignment) is None:
                 continue
             if assignment.decode_worker is not None:
                 tokens[assignment.decode_worker] += assignment.output_tokens
+                decoding[assignment.decode_worker] += 1
             if assignment.prefilled:
                 continue
             if assignment.fetch_from is not None:
@@ -109,7 +112,7 @@ class Loads:
             worker: (set(load.line), load.line.total_us) for worker, load in loads if load.line
         }
         assert running == {worker: set(load.running) for worker, load in loads if load.running}
-        assert (tokens, fetching) == (self.output_tokens, self.fetching)
+        assert (tokens, decoding, fetching) == (self.output_tokens, self.decoding, self.fetching)
         assert all(self.of_worker.values()), "an empty load is kept"
         assert all((load.sign_ns is not None) == bool(load.running) for _, load in loads), (
             "the last sign of a worker is kept while something runs there"
@@ -187,6 +190,7 @@ def _assign(loads: Loads, data: RequestAssigned, chain: Chain) -> None:
     loads.in_flight.add(data.request, data.worker, chain)
     if (rank := data.decode_worker) is not None:
         _change(loads.output_tokens, rank, request.max_tokens)
+        _change(loads.decoding, rank, 1)
     if (source := data.fetch_from) is not None:
         _change(loads.fetching, node_of(source), 1)
 
@@ -274,6 +278,7 @@ def _release(loads: Loads, request: RequestId, opened: OpenRequest) -> None:
     _free_worker(loads, request, assignment)
     if (rank := assignment.decode_worker) is not None:
         _change(loads.output_tokens, rank, -assignment.output_tokens)
+        _change(loads.decoding, rank, -1)
     opened.assignment = None
 
 

@@ -3,7 +3,7 @@
 from services.worker.decider import State
 from services.worker.engine.protocol import EngineDescription
 from shared.contracts.commands import Assign, Refused
-from shared.contracts.ids import BLOCK_ID_BYTES, decode_worker_id, node_of
+from shared.contracts.ids import BLOCK_ID_BYTES, WorkerId, decode_worker_id, node_of
 
 
 def refuse_assign(state: State, engine: EngineDescription, assign: Assign) -> Refused | None:
@@ -31,7 +31,12 @@ def _bad_field(state: State, engine: EngineDescription, assign: Assign) -> str |
         assign.fetch_from
     ):
         return f"fetch_blocks: {assign.fetch_blocks} from {assign.fetch_from}, of {len(assign.block_ids)} bytes of block_ids"
+    if assign.decode_worker is None or node_of(assign.decode_worker) != state.node:
+        return None  # which ranks another node has, that node knows
+    return bad_decode_worker(state, engine, assign.decode_worker)
+
+
+def bad_decode_worker(state: State, engine: EngineDescription, worker: WorkerId) -> str | None:
+    """Why it is no decode rank of this node."""
     known = [decode_worker_id(state.node, rank) for rank in range(engine.decode_ranks)]
-    if assign.decode_worker is not None and assign.decode_worker not in known:
-        return f"decode_worker: {assign.decode_worker} is none of {known}"
-    return None
+    return None if worker in known else f"decode_worker: {worker} is none of {known}"

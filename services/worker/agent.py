@@ -27,8 +27,10 @@ from shared.contracts.commands import (
     Refused,
     Release,
     Released,
+    Renew,
     Reply,
     Report,
+    TakeOver,
     decode_command,
     encode_message,
 )
@@ -247,6 +249,10 @@ class NodeAgent:
                 return await copying.pin(command)
             case Unpin():
                 return copying.unpin(command)
+            case TakeOver():
+                return await incarnation.guests.take_over(command)
+            case Renew():
+                return await incarnation.guests.renew(command)
             case Report():
                 return incarnation.report(command)
             case _:
@@ -259,7 +265,7 @@ class NodeAgent:
                 return Released(outcome="unknown")
             case Cancel() | Unpin():
                 return Accepted()
-            case Assign() | Drain() | Copy() | Evict() | Pin() | Report():
+            case Assign() | Drain() | Copy() | Evict() | Pin() | TakeOver() | Renew() | Report():
                 return Refused(reason="unknown-worker", detail=self._why_lifeless())
             case Adopt():
                 return Refused(reason="busy", detail=self._why_lifeless())

@@ -206,6 +206,8 @@ def register(
         composition=state.served.composition,
         chunk_tokens=chunk_tokens,
         fetches=fetches,
+        decode_sequences=engine.decode_sequences,
+        hands_off=engine.lends,
     )
     return [*lose(state, "the agent was restarted"), registered]
 

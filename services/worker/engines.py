@@ -24,7 +24,7 @@ def coefficients_of(settings: WorkerSettings) -> Coefficients:
 def settled(settings: WorkerSettings) -> WorkerSettings:
     """With the device that torch ranks are to compute on, where the settings leave it open. Errors: EngineError if it cannot
     be found out; ValueError for limits of steps that do not suit it."""
-    if settings.engine == "modelled" or settings.device is not None:
+    if settings.engine != "torch" or settings.device is not None:
         return settings
     from services.worker.engine.torch.devices import visible_gpus
 
@@ -52,6 +52,7 @@ def engines(settings: WorkerSettings, clock: Clock) -> Iterator[MakeEngine]:
         model_dir=settings.model_dir,
         prefill_ranks=settings.prefill_ranks,
         decode_ranks=settings.decode_ranks,
+        sequences_per_decode_rank=settings.decode_sequences,
         block_tokens=settings.block_tokens,
         blocks_per_rank=settings.blocks,
         context_tokens_max=settings.context_tokens,

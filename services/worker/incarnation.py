@@ -17,11 +17,13 @@ from services.worker import cache_events
 from services.worker.admission import refuse_assign
 from services.worker.claims import Claims
 from services.worker.decider import NO_GEOMETRY, Prefilled, State, abort_job, lose, register, serve
+from services.worker.elsewhere import Elsewhere
 from services.worker.engine.protocol import Engine, EngineDescription, EngineError
 from services.worker.fetches import Fetches
 from services.worker.frames import Frames
 from services.worker.gate import Gate
 from services.worker.geometry import retired
+from services.worker.guests import Guests
 from services.worker.job import Job, JobKey, Stage
 from services.worker.origins import of_job
 from services.worker.ports import NodePorts
@@ -69,7 +71,9 @@ class Incarnation:
         self._frames = Frames(ports.bulk, ports.subjects, ports.clock)
         self._loops: dict[WorkerId, StepLoop] = {}
         self._loop_tasks: list[asyncio.Task[None]] = []
-        self._streams = Streams(ports, engine, self._frames, self._died)
+        elsewhere = Elsewhere(ports, engine, lambda: self.serving, self.spawn)
+        self._streams = Streams(ports, engine, self._frames, elsewhere, self._died)
+        self.guests = Guests(ports, engine, self._frames, self.spawn, self._died)
         self._others: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._logger = structlog.get_logger(component="incarnation", node=ports.node)
@@ -118,8 +122,9 @@ class Incarnation:
     async def _bury(self, ending: Ending) -> None:
         tell = self._logger.info if ending.abort == "draining" else self._logger.warning
         tell("ended", incarnation=self.state.incarnation, reason=ending.reason)
-        told = [(job, self._streams.index(job)) for job in self.state.desk]
-        aborted = sum(job.stage is not Stage.STREAMING for job, _ in told)
+        told = [(job.assign, self._streams.index(job)) for job in self.state.desk]
+        told += self.guests.told()
+        aborted = sum(job.stage is not Stage.STREAMING for job in self.state.desk)
         said = self.ports.outbox.record(lose(self.state, ending.reason))
         for job in self.state.desk:
             said += self.ports.outbox.record(abort_job(job, ending.abort), of_job(job))
@@ -144,9 +149,9 @@ class Incarnation:
         except TimeoutError:
             self._logger.warning("the log does not acknowledge", waiting_for=said[-1].type)
 
-    async def _tell(self, jobs: Collection[tuple[Job, int]], reason: AbortReason) -> None:
-        for job, index in jobs:
-            await self._frames.broke_off(job.assign, reason, index)
+    async def _tell(self, told: Collection[tuple[Assign, int]], reason: AbortReason) -> None:
+        for assign, index in told:
+            await self._frames.broke_off(assign, reason, index)
 
     async def finish(self, limit_s: float) -> None:
         """SIGTERM: be schedulable no more, give back what is queued, let what runs end for up to `limit_s`, then end."""
@@ -161,7 +166,7 @@ class Incarnation:
         self.end("shutdown", "draining")
 
     async def _all_jobs_ended(self) -> None:
-        while len(self.state.desk):
+        while len(self.state.desk) + len(self.guests):
             await self.ports.clock.sleep(POLL_S)
 
     # --- the workers of the geometry served
@@ -219,6 +224,7 @@ class Incarnation:
         for job in self.state.desk.of_request(command.request):
             if job.key.attempt <= command.attempt:
                 self.stop_job(job, "cancelled")
+        self.guests.cancel(command.request, command.attempt)
         self.state.desk.refuse_later(JobKey(command.request, command.attempt))
         return Accepted()
 
@@ -250,6 +256,7 @@ class Incarnation:
         for job in self.state.desk:
             if job.assign.router_source == source:
                 self.stop_job(job, "router-lost")
+        self.guests.lose_router(source)
 
     def give_back(self, workers: Collection[WorkerId]) -> int:
         """Return what is queued at `workers`; says how many that were."""
@@ -289,4 +296,4 @@ class Incarnation:
         self._claims.drop(job)
         self.ports.metrics.ended.labels(reason).inc()
         if reason in UNASKED:
-            self.spawn(self._tell([(job, 0)], reason), f"tell {job.key.engine_id}")
+            self.spawn(self._tell([(job.assign, 0)], reason), f"tell {job.key.engine_id}")

@@ -34,6 +34,9 @@ class WorkerSettings(ServiceSettings):
     )
     prefill_ranks: int = Field(default=8, ge=1, le=RANKS_MAX)
     decode_ranks: int = Field(default=1, ge=0, le=RANKS_MAX)
+    decode_sequences: int = Field(
+        default=8, ge=1, le=1024, description="requests that a decode rank takes at a time, of any node (torch)"
+    )
     block_tokens: int = Field(default=64, ge=BLOCK_TOKENS_MIN, le=BLOCK_TOKENS_MAX)
     blocks_per_rank: int | None = Field(
         default=None,
@@ -142,7 +145,7 @@ class WorkerSettings(ServiceSettings):
     @model_validator(mode="after")
     def _a_chunk_fits(self) -> Self:
         """As far as it can be told before the device is found out: see `engines.settled`."""
-        if self.device is not None or self.engine == "modelled" or self.step_tokens_max is not None:
+        if self.device is not None or self.engine != "torch" or self.step_tokens_max is not None:
             assert self.step_limits, "limits are there, or the property has said why not"
         return self
 

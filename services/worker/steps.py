@@ -27,8 +27,8 @@ from services.worker.job import Job, Stage
 from services.worker.origins import of_job
 from services.worker.ports import NodePorts
 from services.worker.room import Room
+from services.worker.speaking import continuation_of, sampling_of
 from services.worker.step_cost import WorkerCost, shared_out, step_us
-from services.worker.stream import continuation_of, sampling_of
 from services.worker.waiting import within
 from shared.contracts.events import AbortReason
 from shared.contracts.ids import BlockId, WorkerId

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from services.worker.decider import Prefilled
+from services.worker.elsewhere import Elsewhere
 from services.worker.engine.protocol import Engine, EngineDied, EngineError
 from services.worker.frames import Frames
 from services.worker.job import Job, JobKey
@@ -18,10 +19,18 @@ from shared.runtime.ports import Unavailable
 class Streams:
     """`died` is told when an engine turns out to be dead."""
 
-    def __init__(self, ports: NodePorts, engine: Engine, frames: Frames, died: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        ports: NodePorts,
+        engine: Engine,
+        frames: Frames,
+        elsewhere: Elsewhere,
+        died: Callable[[str], None],
+    ) -> None:
         self._ports = ports
         self._engine = engine
         self._frames = frames
+        self._elsewhere = elsewhere
         self._died = died
         self._open: dict[JobKey, tuple[Stream, asyncio.Task[None]]] = {}
         self._logger = structlog.get_logger(component="streams", node=ports.node)
@@ -33,7 +42,7 @@ class Streams:
             # The cancellation came too late for the step: its blocks stay, its tokens go nowhere.
             self._end(job)
             return
-        stream = Stream(job, self._engine, self._frames, self._ports.outbox, self._ports.clock)
+        stream = Stream(job, self._ports, self._engine, self._frames, self._elsewhere)
         task = tasks.create_task(self._run(job, stream, prefilled), name=f"stream {job.key.engine_id}")
         self._open[job.key] = stream, task
         # A callback, because a task that is cancelled before it began runs no `finally`.

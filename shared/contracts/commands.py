@@ -9,7 +9,17 @@ from uuid import UUID
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from shared.contracts.copy_commands import Copied, Copy, Evict, Evicted, Pin, Pinned, Unpin
+from shared.contracts.copy_commands import (
+    HAND_OFF_BLOCKS_MAX,
+    Copied,
+    Copy,
+    Evict,
+    Evicted,
+    Pin,
+    Pinned,
+    PinnedSlot,
+    Unpin,
+)
 from shared.contracts.events import Finish
 from shared.contracts.ids import NodeId, RequestId, RouterId, Source, WorkerId
 from shared.contracts.message import Attempt, Message, Number, SomeWorkers, Text, TokenId
@@ -21,6 +31,10 @@ CLAIM_FRAME_BYTES = 256 * 1024
 """The largest piece of a prompt in one claim reply: 65,536 tokens."""
 
 STOP_TOKENS_MAX = 256
+
+TAKE_OVER_LEASE_S = 10.0
+"""Of a request that a node decodes for another, which renews it every second: whoever is silent for this long is gone, or was
+told by its router to stop and could not say so."""
 
 
 class SamplingSpec(Message):
@@ -97,6 +111,28 @@ class Adopt(Message):
     composition: tuple[int, ...]
 
 
+class TakeOver(Message):
+    """Go on with a request that `sender` has prefilled: read its KV, which lies in `slots`, block by block to the partial last
+    one, and decode it as `assign` says, from the second token on, straight to the router. Idempotent by (request, attempt).
+    Answers TakenOver when the KV is here or a second has passed, or Refused. Who sent it repeats `renew`: what nobody has asked
+    for in `TAKE_OVER_LEASE_S` ends."""
+
+    kind: Literal["take-over"] = "take-over"
+    sender: NodeId
+    assign: Assign
+    first_token: TokenId
+    slots: Annotated[tuple[PinnedSlot, ...], Field(min_length=1, max_length=HAND_OFF_BLOCKS_MAX)]
+    access: bytes
+
+
+class Renew(Message):
+    """The request that was taken over is still wanted. Answers as `take-over`; Refused if it is not known."""
+
+    kind: Literal["renew"] = "renew"
+    request: RequestId
+    attempt: Attempt
+
+
 class Report(Message):
     """Publish `cache-reported` for these workers, or for all."""
 
@@ -105,7 +141,7 @@ class Report(Message):
 
 
 Command = Annotated[
-    Assign | Release | Cancel | Drain | Adopt | Copy | Evict | Pin | Unpin | Report,
+    Assign | Release | Cancel | Drain | Adopt | Copy | Evict | Pin | Unpin | TakeOver | Renew | Report,
     Field(discriminator="kind"),
 ]
 _COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
@@ -145,7 +181,17 @@ class Released(Message):
     outcome: Literal["released", "started", "unknown"]
 
 
-Reply = Annotated[Accepted | Refused | Released | Copied | Evicted | Pinned, Field(discriminator="kind")]
+class TakenOver(Message):
+    """How far a `take-over` has come. From `decoding` on the KV is here, and its source is needed no longer; `bytes` and
+    `handoff_us` say what that took."""
+
+    kind: Literal["taken-over"] = "taken-over"
+    stage: Literal["waiting", "decoding", "ended"]
+    bytes: Number = 0
+    handoff_us: Number = 0
+
+
+Reply = Annotated[Accepted | Refused | Released | Copied | Evicted | Pinned | TakenOver, Field(discriminator="kind")]
 _REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)
 
 

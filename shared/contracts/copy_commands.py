@@ -11,6 +11,10 @@ COPY_BLOCKS_MAX = 4_096
 """Blocks of one command; at 64 tokens a block the prefix of a prompt of 262,144 tokens."""
 
 
+HAND_OFF_BLOCKS_MAX = 1 << 18
+"""Blocks of one prompt that is handed off: a context of 2^20 tokens in blocks of 4. What goes over the bus is bounded by the
+size of a message as well."""
+
 FETCHES_PER_SOURCE_MAX = 2
 """Prefixes that are read from one node for prefills at a time: routers price by it, agents keep to it."""
 

@@ -144,7 +144,7 @@ def client(name: str, asked: Request, *, decodes: bool) -> Client:
     gives one token."""
     tokens = _prompt(name, asked)
     sampling = Sampling(temperature=1.0 if asked.sampled else 0.0, seed=asked.tail_tokens)
-    said = Said(tokens.astype("<u4", copy=False).tobytes())
+    said = Said.of(tokens)
     answer: list[int] = []
     for _ in range(asked.max_tokens if decodes else 1):
         answer.append(said.next(sampling, VOCABULARY).token)

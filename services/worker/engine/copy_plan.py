@@ -1,6 +1,7 @@
-"""A copy as data: which blocks a worker is to get, and where each of them is read. One primitive for all movement of KV.
+"""A copy as data: which blocks are to come, and where each of them is read. One primitive for all movement of KV.
 
-Replication, reconciliation after a switch and the fetch of a prefix differ in who asks and in the sources, in nothing else.
+Replication, reconciliation after a switch and the fetch of a prefix differ in who asks and in the sources, in nothing else; a
+hand-off goes to a sequence that is to be decoded instead of a worker, by the same reads under the same bounds.
 A plan says what lies where at the source, never where it goes: the destination places blocks by its own degree, so a copy
 from a worker of another degree converts the layout without knowing that it does.
 """
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from services.worker.engine.slot_ref import SlotRef
-from shared.contracts.copy_commands import COPY_BLOCKS_MAX
+from shared.contracts.copy_commands import COPY_BLOCKS_MAX, HAND_OFF_BLOCKS_MAX
 from shared.contracts.ids import BlockId, NodeId
 from shared.model.lattice import Group
 
@@ -54,10 +55,31 @@ class CopyPlan:
             raise ValueError(f"blocks: {len(self.blocks)}; a plan has 1 to {COPY_BLOCKS_MAX}")
         if len(self.sources) != len(self.blocks):
             raise ValueError(f"sources: {len(self.sources)} for {len(self.blocks)} blocks")
-        if self.limit_s <= 0:
-            raise ValueError(f"limit_s: {self.limit_s:g} must be above 0")
-        if unknown := {source.node for source in self.sources if source.node} - self.access.keys():
-            raise ValueError(f"access: nothing is said of {sorted(unknown)}")
+        _check(self.sources, self.access, self.limit_s)
+
+
+@dataclass(frozen=True, slots=True)
+class HandOffPlan:
+    """Bring the KV of a prompt, whose prefill has finished, to a decode rank of this node. `sources` has an entry for each of
+    the prompt's blocks, the partial last one included, as `Engine.offer` gave them where the prefill ran; the rest is as in
+    `CopyPlan`. ValueError names the field and its limit."""
+
+    prompt_tokens: int
+    sources: tuple[Source, ...]
+    limit_s: float
+    access: Mapping[NodeId, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.sources) <= HAND_OFF_BLOCKS_MAX:
+            raise ValueError(f"sources: {len(self.sources)}; a prompt has 1 to {HAND_OFF_BLOCKS_MAX}")
+        _check(self.sources, self.access, self.limit_s)
+
+
+def _check(sources: tuple[Source, ...], access: Mapping[NodeId, bytes], limit_s: float) -> None:
+    if limit_s <= 0:
+        raise ValueError(f"limit_s: {limit_s:g} must be above 0")
+    if unknown := {source.node for source in sources if source.node} - access.keys():
+        raise ValueError(f"access: nothing is said of {sorted(unknown)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,12 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, Pinned
+from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, HandOffPlan, Pinned, Source
 from services.worker.engine.kv_pool import KvPool
 from services.worker.engine.modelled_copies import LATENCY_S, ModelledCopies
+from services.worker.engine.modelled_decode import DECODE_SEQUENCES, ModelledDecode
 from services.worker.engine.modelled_step import RunningStep
-from services.worker.engine.modelled_text import Said
 from services.worker.engine.protocol import (
     Busy,
     EngineDescription,
@@ -41,10 +40,6 @@ from shared.runtime.clock import Clock
 
 ADOPT_S = 0.02
 """Barrier and group switch; the torch engine's barrier over eight ranks takes about as long."""
-
-DECODE_TICK_S = 0.01
-"""Decode sleeps at least this long and then yields every token that is due: a timer per token and sequence would keep a
-processor busy when modelled time runs fast."""
 
 NOISE_MIN = 0.1
 """A step takes at least this share of its modelled time, however the noise falls."""
@@ -72,13 +67,6 @@ class ModelledNode:
     straggler: float = 1.0
 
 
-class _Prefilled(NamedTuple):
-    """What a finished prefill leaves for the decode side."""
-
-    prompt_tokens: int
-    context: Said
-
-
 class ModelledEngine:
     """See `protocol.Engine` for the rules. `chance` is the noise of the step times and nothing else."""
 
@@ -93,13 +81,20 @@ class ModelledEngine:
         latency_s = LATENCY_S / node.speedup
         self._dead = asyncio.Event()
         self._copies = ModelledCopies(self._pool, access, block_bytes, block_s, latency_s, clock, self._dead)
+        self._decode = ModelledDecode(
+            ranks=node.decode_ranks,
+            vocabulary=node.vocabulary,
+            access=access,
+            token_bytes=node.kv_bytes_per_token,
+            bytes_per_s=node.link_bytes_per_s * node.speedup,
+            tpot_s=node.tpot_s / node.speedup,
+            sleep=self._sleep,
+        )
         self._epoch = 0
         self._composition: Composition = ()
         self._adopting = False
         self._started = False
         self._running: dict[Group, RunningStep] = {}
-        self._prefilled: dict[RequestId, _Prefilled] = {}
-        self._handed_off: dict[RequestId, Said] = {}
 
     async def start(self) -> None:
         self._started = True
@@ -123,6 +118,8 @@ class ModelledEngine:
             prompt_tokens_max=min(node.context_tokens_max - 1, degrees[-1] * node.blocks_per_rank * node.block_tokens),
             kv_bytes_per_token=node.kv_bytes_per_token,
             device="modelled",
+            decode_sequences=DECODE_SEQUENCES if node.decode_ranks else 0,
+            lends=True,
         )
 
     async def adopt(self, epoch: int, composition: Composition) -> tuple[RankAdopted, ...]:
@@ -206,43 +203,26 @@ class ModelledEngine:
         self._check_alive()
         return self._pool.evict(group, blocks)
 
-    async def hand_off(self, request: RequestId) -> HandedOff:
+    async def offer(self, request: RequestId) -> Pinned:
         self._check_alive()
-        prefilled = self._prefilled.get(request)
-        if prefilled is None:
-            raise EngineError(f"hand_off: request {request} has no finished prefill here")
-        size = prefilled.prompt_tokens * self._node.kv_bytes_per_token
-        seconds = size / self._node.link_bytes_per_s / self._node.speedup
-        if request not in self._handed_off:
-            await self._sleep(seconds)
-            self._handed_off[request] = prefilled.context.copy()
-        return HandedOff(request, size, seconds)
+        access, reservation = self._decode.access(request), self._pool.finished(request)
+        if access is None or reservation is None:
+            raise EngineError(f"offer: request {request} has no finished prefill here")
+        return Pinned(tuple(map(Source, reservation.slots)), access)
 
-    async def decode(
+    async def hand_off(self, request: RequestId, plan: HandOffPlan | None = None) -> HandedOff:
+        self._check_alive()
+        return await self._decode.hand_off(request, plan)
+
+    def decode(
         self, request: RequestId, first_token: int, max_new_tokens: int, stop_tokens: frozenset[int], sampling: Sampling
     ) -> AsyncGenerator[Token, None]:
         self._check_alive()
-        context = self._handed_off.get(request)
-        if context is None:
-            raise EngineError(f"decode: request {request} was not handed off")
-        tpot_s = self._node.tpot_s / self._node.speedup
-        due = max(1, round(DECODE_TICK_S / tpot_s))
-        context.say(first_token)
-        try:
-            for index in range(max_new_tokens):
-                if index % due == 0:
-                    await self._sleep(tpot_s * min(due, max_new_tokens - index))
-                token = context.next(sampling, self._node.vocabulary)
-                context.say(token.token)
-                yield token
-                if token.token in stop_tokens:
-                    return
-        finally:
-            self._handed_off.pop(request, None)
+        return self._decode.decode(request, first_token, max_new_tokens, stop_tokens, sampling)
 
     def release(self, request: RequestId) -> None:
         self._pool.release(request)
-        self._prefilled.pop(request, None)
+        self._decode.release(request)
 
     def cancel(self, request: RequestId) -> None:
         for step in self._running.values():
@@ -250,7 +230,7 @@ class ModelledEngine:
                 step.cancel(request)
                 return
         self.release(request)
-        self._handed_off.pop(request, None)
+        self._decode.end(request)
 
     def health(self) -> Health:
         if self._dead.is_set():
@@ -287,9 +267,7 @@ class ModelledEngine:
         if not reserved.ends_prompt:
             return finish(self._pool, reserved, None)
         item = reserved.item
-        context = Said(item.tokens.astype("<u4", copy=False).tobytes())
-        self._prefilled[item.request] = _Prefilled(len(item.tokens), context)
-        return finish(self._pool, reserved, context.next(item.sampling, self._node.vocabulary))
+        return finish(self._pool, reserved, self._decode.prefilled(item.request, item.tokens, item.sampling))
 
     async def _sleep(self, seconds: float) -> None:
         await self._clock.sleep(seconds)

@@ -31,50 +31,20 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from services.worker.engine.continuation import Continuation
-from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, Pinned
+from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, HandOffPlan, Pinned
+from services.worker.engine.errors import Busy as Busy
+from services.worker.engine.errors import Cancelled as Cancelled
+from services.worker.engine.errors import EngineDied as EngineDied
+from services.worker.engine.errors import EngineError as EngineError
+from services.worker.engine.errors import OutOfBlocks as OutOfBlocks
+from services.worker.engine.errors import RolledBack as RolledBack
+from services.worker.engine.errors import StaleEpoch as StaleEpoch
 from shared.contracts.ids import BlockId, RequestId
 from shared.model.blocks import Tokens
 from shared.model.lattice import Composition, Group
 
 STEP_ITEMS_MAX = 64  # short prompts are worth packing until they fill the ranks, and a few dozen do
 """Requests in one step. Short prompts are worth packing until they fill the ranks, and a few dozen do."""
-
-
-class EngineError(Exception):
-    """What an engine refuses or cannot do."""
-
-
-class StaleEpoch(EngineError):
-    """The command's epoch is not the one served. Nothing was done."""
-
-
-class Busy(EngineError):
-    """`adopt` while a step runs, or `prefill` on a worker that runs one. Nothing was done; safe to repeat."""
-
-
-class RolledBack(EngineError):
-    """`adopt` did not bring every rank along. All of them serve the old epoch as before; safe to repeat, under any number that
-    is above the one served."""
-
-
-class OutOfBlocks(EngineError):
-    """A prompt of the step needs more KV blocks than the worker can free. The step is refused whole and nothing was stored:
-    pack fewer requests, or release some. What left to make room before that was noticed is named by the next result.
-
-    `passing`: there will be room once copies and leases have ended, which they do by themselves. Copies to the worker have
-    been called off."""
-
-    def __init__(self, message: str, *, passing: bool = False) -> None:
-        super().__init__(message)
-        self.passing = passing
-
-
-class Cancelled(EngineError):
-    """The request was cancelled while it was handed off or decoded."""
-
-
-class EngineDied(EngineError):
-    """Ranks are gone or hung."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +67,10 @@ class EngineDescription:
     device: str = "cpu"
     """What computes; `modelled` where nothing does."""
     moves_kv: bool = True  # or copies compute a prefix anew
+    decode_sequences: int = 0
+    """How many a decode rank takes at a time, hand-offs beyond it wait. 0 for an engine that takes none from other nodes."""
+    lends: bool = False
+    """Whether other nodes of the same kind can read its KV, and it theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +246,15 @@ class Engine(Protocol):
         it says what has left the worker untold. It returns in the very turn (rule 8). EngineError if the group is no worker
         of this epoch, or single blocks cannot be taken out."""
 
-    async def hand_off(self, request: RequestId) -> HandedOff:
-        """Bring a finished prefill's KV to the decode side. Safe to repeat. Errors: EngineError if unknown, EngineDied."""
+    async def offer(self, request: RequestId) -> Pinned:
+        """Where a finished prefill's KV lies, block by block to the partial last one, and how another node reads it: until
+        `release`, which must not come before that node has answered. Safe to repeat. Errors: EngineError if unknown, or if no
+        other node can read it; EngineDied."""
+
+    async def hand_off(self, request: RequestId, plan: HandOffPlan | None = None) -> HandedOff:
+        """Bring a finished prefill's KV to the decode side: of this node's own request, or by the plan of one that another node
+        has offered, under any name that is not in use here. Waits for room. Safe to repeat. Errors: EngineError if unknown,
+        or if the KV cannot be brought, and then nothing is left of it here; EngineDied."""
 
     def decode(
         self, request: RequestId, first_token: int, max_new_tokens: int, stop_tokens: frozenset[int], sampling: Sampling

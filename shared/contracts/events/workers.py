@@ -19,7 +19,8 @@ class NodeRegistered(EventData):
 
     `epoch` and `composition` are what it booted: its last committed composition, or epoch 0 and none. `chunk_tokens` is what
     a step computes at most of one prompt, None if prompts are not cut; `fetches` says that an assignment may name blocks to
-    be read from another worker.
+    be read from another worker. `decode_sequences` is how many requests a decode rank takes at a time, 0 if it takes none that
+    another node has prefilled; `hands_off` that a prefill of this node may go on at another's decode rank.
     """
 
     node: NodeId
@@ -42,6 +43,8 @@ class NodeRegistered(EventData):
     composition: MaybeComposition = ()
     chunk_tokens: int | None = Field(default=None, ge=1)
     fetches: bool = False
+    decode_sequences: int = Field(default=0, ge=0)
+    hands_off: bool = False
 
 
 @event("node-lost", channel=Channel.WORKERS, senders=("worker",))

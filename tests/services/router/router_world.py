@@ -92,6 +92,8 @@ def registered(
     fetches: bool = False,
     chunk_tokens: int | None = None,
     kv_bytes_per_token: int = 1,
+    decode_sequences: int = 0,
+    hands_off: bool = False,
 ) -> NodeRegistered:
     return NodeRegistered.model_validate(
         {
@@ -106,6 +108,8 @@ def registered(
             "block_tokens": block_tokens,
             "kv_bytes_per_token": kv_bytes_per_token,
             "fetches": fetches,
+            "decode_sequences": decode_sequences,
+            "hands_off": hands_off,
             "chunk_tokens": chunk_tokens,
             "prefill_ranks": ranks,
             "decode_ranks": decode_ranks,

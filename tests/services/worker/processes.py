@@ -46,6 +46,7 @@ class WorkerProcess:
     def __init__(self, nats_url: str, log: Path, env: Mapping[str, str]) -> None:
         self.port = free_port()
         self.log = log
+        self._started_with = nats_url, log, env
         own = {
             "VERTUMNUS_NATS_URL": nats_url,
             "VERTUMNUS_POOL": POOL,
@@ -57,6 +58,10 @@ class WorkerProcess:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "services.worker"], env={**os.environ, **own}, stdout=out, stderr=out
             )
+
+    def again(self) -> "WorkerProcess":
+        """Another, as this one was."""
+        return WorkerProcess(*self._started_with)
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

@@ -1,11 +1,19 @@
-"""Two worker processes with real ranks, on a real NATS server: what one has computed the other reads, and goes on from."""
+"""Two worker processes with real ranks, on a real NATS server: what one has computed the other reads, and goes on from. The
+first has no decode rank, so what it prefills is decoded by the second."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
 
 from cli.embedded.nats import EmbeddedNats
 from shared.contracts.commands import Assign, SamplingSpec
 from shared.contracts.copy_commands import Copied, Copy, Evict, Evicted
-from shared.contracts.events import BlocksEvicted, BlocksStored, PrefillCompleted
+from shared.contracts.envelope import EventData
+from shared.contracts.events import BlocksEvicted, BlocksStored, KvHandedOff, PrefillCompleted
 from shared.contracts.ids import NodeId, RequestId, WorkerId, decode_worker_id, node_of, worker_id
 from shared.model.blocks import Tokens, block_chain
 from shared.model.cost import Coefficients
@@ -16,6 +24,7 @@ from tests.support.tiny_models import write_tiny_model
 
 TOKENS, OTHERS = prompt(100) % 200, prompt(100, seed=1) % 200
 BLOCKS = block_chain(TOKENS, 16, b"k")
+PREFILLING, DECODING = NodeId("n0"), NodeId("n1")
 SLOW = Coefficients(version="slow", d=0, a=0, b=0, c=1, alpha=0)
 """A fetch may take as long as it saves: whoever runs this slowly waits for it."""
 
@@ -27,6 +36,7 @@ def assignment(
     worker: WorkerId,
     tokens: Tokens = TOKENS,
     fetch_from: WorkerId | None = None,
+    new_tokens: int = 5,
 ) -> Assign:
     pool.prompts[RequestId(request)] = tokens
     blocks = block_chain(tokens, 16, b"k")
@@ -36,12 +46,12 @@ def assignment(
         router=pool.router,
         router_source=runtime.source,
         worker=worker,
-        decode_worker=decode_worker_id(node_of(worker), 0),
+        decode_worker=decode_worker_id(DECODING, 0),
         prompt_tokens=len(tokens),
         block_ids=b"".join(blocks),
         fetch_from=fetch_from,
         fetch_blocks=len(blocks) if fetch_from else 0,
-        max_new_tokens=5,
+        max_new_tokens=new_tokens,
         sampling=SamplingSpec(temperature=0.0),
         service_us=100_000,
     )
@@ -55,73 +65,127 @@ async def tokens_of(pool: Others, assign: Assign) -> list[int]:
     return [token for frame in pool.frames if frame.request == assign.request for token in frame.tokens]
 
 
-async def test_a_prefix_is_copied_or_fetched_to_another_node_and_degree_used_there_and_evicted(
-    nats_server: EmbeddedNats, tmp_path: Path
-) -> None:
-    model = str(write_tiny_model(tmp_path / "tiny", "llama"))
-    coefficients = tmp_path / "slow.json"
+@asynccontextmanager
+async def two_nodes(
+    nats_server: EmbeddedNats, folder: Path
+) -> AsyncIterator[tuple[Others, dict[NodeId, WorkerProcess], Path]]:
+    """Both serve, the one at degree 1 and the other at 2."""
+    model = write_tiny_model(folder / "tiny", "llama")
+    coefficients = folder / "slow.json"
     coefficients.write_text(SLOW.model_dump_json())
-    compositions = {NodeId("n0"): (1,), NodeId("n1"): (2,)}
-    processes = []
+    compositions = {PREFILLING: (1,), DECODING: (2,)}
+    processes = {}
     for node, composition in compositions.items():
         settings = {
             "VERTUMNUS_ENGINE": "torch",
-            "VERTUMNUS_MODEL_DIR": model,
+            "VERTUMNUS_MODEL_DIR": str(model),
             "VERTUMNUS_NODE": node,
             "VERTUMNUS_PREFILL_RANKS": str(sum(composition)),
+            "VERTUMNUS_DECODE_RANKS": "0" if node == PREFILLING else "1",
             "VERTUMNUS_BLOCK_TOKENS": "16",
             "VERTUMNUS_BLOCKS_PER_RANK": "32",
             "VERTUMNUS_CONTEXT_TOKENS_MAX": "256",
             "VERTUMNUS_COPY_CHECKSUMS": "true",
             "VERTUMNUS_COEFFICIENTS": str(coefficients),
         }
-        processes.append(WorkerProcess(nats_server.url, tmp_path / f"{node}.log", settings))
-    there, here = worker_id(NodeId("n0"), 1, 0), worker_id(NodeId("n1"), 1, 0)
+        processes[node] = WorkerProcess(nats_server.url, folder / f"{node}.log", settings)
     try:
         async with others(nats_server.url) as pool:
             for node, composition in compositions.items():
                 await pool.registered(node, 1)
                 await pool.commit(node, 1, 1, composition)
-            computed = await tokens_of(pool, assignment(pool, pool.runtime, "computed", there))
-            order = Copy(
-                term=1,
-                operation="op",
-                source=there,
-                destination=here,
-                block_ids=b"".join(BLOCKS),
-                deadline_us=25_000_000,
-            )
-            copied = await pool.ask(NodeId("n1"), order)
-            assert isinstance(copied, Copied), copied
-            assert (copied.blocks, copied.failure) == (len(BLOCKS), None)
-            assert await tokens_of(pool, assignment(pool, pool.runtime, "copied", here)) == computed
-            await until(
-                lambda: len(pool.events(PrefillCompleted)) == len(pool.events(BlocksStored)) == 2,
-                "the log, which no token waits for, has it all",
-            )
-            (used,) = [
-                each
-                for each in pool.events(PrefillCompleted)
-                if isinstance(each, PrefillCompleted) and each.worker == here
-            ]
-            assert used.cached_own_tokens == 16 * len(BLOCKS)
-            stored = [each for each in pool.events(BlocksStored) if isinstance(each, BlocksStored)]
-            assert {(each.worker, each.cause, each.blocks) for each in stored} == {
-                (there, "prefill", len(BLOCKS)),
-                (here, "replication", len(BLOCKS)),
-            }
-            evict = Evict(term=1, operation="out", worker=here, block_ids=b"".join(BLOCKS[2:]))
-            evicted = await pool.ask(NodeId("n1"), evict)
-            assert evicted == Evicted(block_ids=b"".join(reversed(BLOCKS[2:])))
-            await until(lambda: bool(pool.events(BlocksEvicted)), "the eviction is on the log")
-            computed = await tokens_of(pool, assignment(pool, pool.runtime, "others", there, OTHERS))
-            fetch = assignment(pool, pool.runtime, "fetched", here, OTHERS, fetch_from=there)
-            assert await tokens_of(pool, fetch) == computed
-            await until(lambda: len(pool.events(PrefillCompleted)) == 4, "the log has it all")
-            done = pool.events(PrefillCompleted)[-1]
-            assert isinstance(done, PrefillCompleted)
-            assert (done.request, done.fetch_fallback, done.cached_own_tokens) == ("fetched", None, 0)
-            assert (done.cached_fetched_tokens, done.computed_tokens) == (16 * len(BLOCKS), 100 - 16 * len(BLOCKS))
+            yield pool, processes, model
     finally:
-        for process in processes:
+        for process in processes.values():
             process.kill()
+
+
+def check_greedy(model_dir: Path, said: list[int]) -> None:
+    """What transformers says, wherever it is decided."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    with torch.inference_mode():
+        logits_TV = model(torch.tensor([*TOKENS.tolist(), *said[:-1]])[None]).logits[0, len(TOKENS) - 1 :]
+    best_T2 = logits_TV.topk(2).values
+    decided_T = best_T2[:, 0] - best_T2[:, 1] > 1e-3
+    assert int(decided_T.sum()) > len(said) // 2
+    assert torch.equal(logits_TV.argmax(-1)[decided_T], torch.tensor(said)[decided_T])
+
+
+async def test_a_prefix_is_copied_or_fetched_to_another_node_and_degree_used_there_and_evicted(
+    nats_server: EmbeddedNats, tmp_path: Path
+) -> None:
+    there, here = worker_id(PREFILLING, 1, 0), worker_id(DECODING, 1, 0)
+    async with two_nodes(nats_server, tmp_path) as (pool, _, model):
+        computed = await tokens_of(pool, assignment(pool, pool.runtime, "computed", there))
+        check_greedy(model, computed)
+        (handed_off,) = await on_the_log(pool, KvHandedOff)
+        assert isinstance(handed_off, KvHandedOff)
+        assert (handed_off.worker, handed_off.decode_worker) == (there, decode_worker_id(DECODING, 0))
+        assert handed_off.bytes > 0
+        order = Copy(
+            term=1,
+            operation="op",
+            source=there,
+            destination=here,
+            block_ids=b"".join(BLOCKS),
+            deadline_us=25_000_000,
+        )
+        copied = await pool.ask(DECODING, order)
+        assert isinstance(copied, Copied), copied
+        assert (copied.blocks, copied.failure) == (len(BLOCKS), None)
+        assert await tokens_of(pool, assignment(pool, pool.runtime, "copied", here)) == computed
+        await until(
+            lambda: len(pool.events(PrefillCompleted)) == len(pool.events(BlocksStored)) == 2,
+            "the log, which no token waits for, has it all",
+        )
+        (used,) = [
+            each for each in pool.events(PrefillCompleted) if isinstance(each, PrefillCompleted) and each.worker == here
+        ]
+        assert used.cached_own_tokens == 16 * len(BLOCKS)
+        stored = [each for each in pool.events(BlocksStored) if isinstance(each, BlocksStored)]
+        assert {(each.worker, each.cause, each.blocks) for each in stored} == {
+            (there, "prefill", len(BLOCKS)),
+            (here, "replication", len(BLOCKS)),
+        }
+        evict = Evict(term=1, operation="out", worker=here, block_ids=b"".join(BLOCKS[2:]))
+        evicted = await pool.ask(DECODING, evict)
+        assert evicted == Evicted(block_ids=b"".join(reversed(BLOCKS[2:])))
+        await until(lambda: bool(pool.events(BlocksEvicted)), "the eviction is on the log")
+        computed = await tokens_of(pool, assignment(pool, pool.runtime, "others", there, OTHERS))
+        fetch = assignment(pool, pool.runtime, "fetched", here, OTHERS, fetch_from=there)
+        assert await tokens_of(pool, fetch) == computed
+        await until(lambda: len(pool.events(PrefillCompleted)) == 4, "the log has it all")
+        done = pool.events(PrefillCompleted)[-1]
+        assert isinstance(done, PrefillCompleted)
+        assert (done.request, done.fetch_fallback, done.cached_own_tokens) == ("fetched", None, 0)
+        assert (done.cached_fetched_tokens, done.computed_tokens) == (16 * len(BLOCKS), 100 - 16 * len(BLOCKS))
+
+
+async def on_the_log(pool: Others, kind: type[EventData]) -> list[EventData]:
+    await until(lambda: bool(pool.events(kind)), f"{kind.TYPE} is on the log")
+    return pool.events(kind)
+
+
+async def test_a_stream_whose_decode_node_is_killed_breaks_off_and_is_answered_again_elsewhere(
+    nats_server: EmbeddedNats, tmp_path: Path
+) -> None:
+    """The router is told by the node that prefilled, whose job it is, and asks again with what it has got: the decode node has
+    come back meanwhile, and the whole answer is that of transformers."""
+    there = worker_id(PREFILLING, 1, 0)
+    async with two_nodes(nats_server, tmp_path) as (pool, processes, model):
+        assign = assignment(pool, pool.runtime, "long", there, new_tokens=150)
+        assert (await pool.ask(PREFILLING, assign)).kind == "accepted"
+        await until(lambda: len(pool.frames) > 1, "the other node decodes")
+        processes[DECODING].kill()
+        await until(lambda: any(frame.error for frame in pool.frames), "the router is told")
+        said = [token for frame in pool.frames for token in frame.tokens]
+        assert [frame.error for frame in pool.frames if frame.error] == ["engine"]
+        assert not any(frame.finish for frame in pool.frames)
+        check_greedy(model, said)
+        pool.frames.clear()
+        processes[DECODING] = processes[DECODING].again()
+        await pool.registered(DECODING, 2)
+        onwards = np.concatenate([TOKENS, np.array(said, dtype=np.uint32)])
+        again = assignment(pool, pool.runtime, "long", there, onwards, new_tokens=20)
+        rest = await tokens_of(pool, again.model_copy(update={"attempt": 2}))
+        check_greedy(model, said + rest)

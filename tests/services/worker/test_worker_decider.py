@@ -344,7 +344,8 @@ def test_a_bad_field_is_named() -> None:
     assert refused(block_ids=b"x" * 15) == ("bad-command", "block_ids")
     assert refused(block_ids=b"x" * 16 * 5) == ("bad-command", "block_ids")
     assert refused(max_new_tokens=0) == ("bad-command", "max_new_tokens")
-    assert refused(decode_worker="n1/decode/0") == ("bad-command", "decode_worker")
+    assert refused(decode_worker="n0/decode/7") == ("bad-command", "decode_worker")
+    assert refused(decode_worker="n1/decode/0") is None, "which ranks another node has is its own affair"
     assert refused(router_source="gone") == ("bad-command", "router_source")
 
 

@@ -14,7 +14,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, Pinned
+from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, HandOffPlan, Pinned
 from services.worker.engine.protocol import (
     Busy,
     EngineDescription,
@@ -223,9 +223,15 @@ class SglangEngine:
 
     # --- after the prefill
 
-    async def hand_off(self, request: RequestId) -> HandedOff:
-        """See `Engine.hand_off`."""
+    async def offer(self, request: RequestId) -> Pinned:
+        """See `Engine.offer`. SGLang's servers hand off among themselves, as the prefill's `then` has told them."""
+        raise EngineError(f"offer: request {request}: SGLang's KV is read by its own servers alone")
+
+    async def hand_off(self, request: RequestId, plan: HandOffPlan | None = None) -> HandedOff:
+        """See `Engine.hand_off`. EngineError for what another node offers."""
         self._check_alive()
+        if plan is not None:
+            raise EngineError(f"hand_off: request {request}: SGLang's servers read no other node's KV by a plan")
         return await self._decoding.hand_off(request)
 
     def decode(

@@ -1,9 +1,14 @@
 """What the torch engine says about itself, and what it refuses before any rank hears of it."""
 
+from importlib.util import find_spec
+
 from services.worker.engine.protocol import EngineDescription, EngineError, PrefillItem, Sampling
 from services.worker.engine.torch.model_config import ModelConfig, model_revision, tokenizer_revision
 from services.worker.engine.torch.settings import TorchSettings
 from shared.model.lattice import DEGREES
+
+NIXL = "nixl_cu12"
+"""What KV between nodes is read with, if it is installed (`wire`)."""
 
 
 def describe(settings: TorchSettings, config: ModelConfig) -> EngineDescription:
@@ -11,6 +16,7 @@ def describe(settings: TorchSettings, config: ModelConfig) -> EngineDescription:
     may have to refuse it (`OutOfBlocks`): degree × blocks_per_rank × block_tokens is its limit."""
     degrees = tuple(degree for degree in DEGREES if degree <= settings.prefill_ranks)
     context_tokens = min(settings.context_tokens_max, config.positions_max)
+    lends = find_spec(NIXL) is not None
     return EngineDescription(
         engine="torch",
         model=settings.model_dir.name,
@@ -26,6 +32,8 @@ def describe(settings: TorchSettings, config: ModelConfig) -> EngineDescription:
         prompt_tokens_max=min(context_tokens - 1, degrees[-1] * settings.blocks_per_rank * settings.block_tokens),
         kv_bytes_per_token=config.kv_bytes_per_token,
         device="cuda" if settings.gpus else "cpu",
+        decode_sequences=settings.sequences_per_decode_rank if lends and settings.decode_ranks else 0,
+        lends=lends,
     )
 
 

@@ -5,9 +5,8 @@ of them at once, because reading the weights is what a token costs and one readi
 sequence by itself, over its own KV. So companions change a sequence's logits in their last bits only, where a matrix product
 of more rows adds up in another order.
 
-A sequence's KV lies in memory of its own, (layers, 2, context_tokens, kv_heads, head_dim). The operating system commits a
-page when it is first written, so a short sequence costs what it uses, and none ever has to move because it grew. A GPU's
-memory is taken whole.
+A sequence's KV lies in a context of its own (`contexts`), so none ever has to move because it grew. The mover has brought the
+prompt's there before the sequence's first step, and the rank knows nothing of where it came from.
 """
 
 from collections.abc import Sequence
@@ -17,9 +16,9 @@ import torch
 from torch import Tensor
 
 from services.worker.engine.torch.attention import attend_last
+from services.worker.engine.torch.contexts import Contexts
 from services.worker.engine.torch.devices import upload
-from services.worker.engine.torch.kv_memory import KvMemory
-from services.worker.engine.torch.messages import Decode, Decoded, HandOff
+from services.worker.engine.torch.messages import Decode, Decoded
 from services.worker.engine.torch.model import Model
 from services.worker.engine.torch.sampling import choose
 
@@ -28,46 +27,34 @@ from services.worker.engine.torch.sampling import choose
 class _Sequence:
     """`tokens` have their KV in the context; `next_token` is chosen but not yet fed to the model."""
 
+    command: Decode
     context_L2SGD: Tensor  # noqa: N815 - shapes are in the names of tensors
     tokens: int
-    next_token: int = 0
-    command: Decode | None = None
+    next_token: int
     produced: int = 0
 
 
 class DecodeRank:
-    """Every open sequence of one decode rank. The frontend bounds how many there are, and so the batch of a step."""
+    """Every sequence that one decode rank decodes. The frontend says which context is whose, and so bounds a step's batch."""
 
-    def __init__(self, model: Model, memory: KvMemory, context_tokens: int) -> None:
-        self._model, self._memory, self._context_tokens = model, memory, context_tokens
-        self._sequences: dict[str, _Sequence] = {}
-        self._decoding: dict[str, _Sequence] = {}
+    def __init__(self, model: Model, contexts: Contexts) -> None:
+        self._model, self._contexts = model, contexts
+        self._decoding: dict[int, _Sequence] = {}
 
     @property
     def idle(self) -> bool:
         """Whether no sequence is waiting for its next token."""
         return not self._decoding
 
-    def hand_off(self, command: HandOff) -> None:
-        """Open a sequence with the prompt's KV. StaleSlot if it was overwritten; then nothing is opened."""
-        layout = self._memory.layout
-        block_tokens = layout.block_tokens
-        room = -(-self._context_tokens // block_tokens) * block_tokens  # the last block is copied whole
-        shape = (layout.layers, 2, room, layout.kv_heads, layout.head_dim)
-        context_L2SGD = torch.empty(shape, dtype=self._model.embedding_VE.dtype, device=self._model.device)
-        self._memory.copy_out(command.slots, context_L2SGD)
-        self._sequences[command.request] = _Sequence(context_L2SGD, command.prompt_tokens)
-
     def decode(self, command: Decode) -> None:
-        """Let a handed-off sequence take part from the next step on."""
-        sequence = self._sequences[command.request]
-        sequence.command, sequence.next_token = command, command.first_token
-        self._decoding[command.request] = sequence
+        """Let a sequence, whose prompt's KV is in its context, take part from the next step on."""
+        context_L2SGD = self._contexts.context(command.sequence)
+        self._decoding[command.sequence] = _Sequence(command, context_L2SGD, command.prompt_tokens, command.first_token)
 
-    def end(self, request: str) -> None:
-        """Free a sequence. Unknown ones are ignored."""
-        self._sequences.pop(request, None)
-        self._decoding.pop(request, None)
+    def end(self, sequence: int) -> None:
+        """Free a sequence, whether it decodes or not."""
+        self._decoding.pop(sequence, None)
+        self._contexts.clear(sequence)
 
     def step(self) -> list[Decoded]:
         """One token of every sequence that decodes. Not when `idle`."""
@@ -80,13 +67,12 @@ class DecodeRank:
 
     def _advance(self, sequence: _Sequence, logits_V: Tensor) -> Decoded:
         command = sequence.command
-        assert command is not None, "a sequence decodes because of a command"
         sequence.tokens += 1
         token = choose(logits_V, command.sampling, sequence.tokens)
         sequence.next_token, sequence.produced = token.token, sequence.produced + 1
         last = sequence.produced == command.new_tokens or token.token in command.stop_tokens
         if last:
-            self.end(command.request)
+            del self._decoding[command.sequence]
         return Decoded(command.n, token, last)
 
 

@@ -7,10 +7,11 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
-from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, Pinned
-from services.worker.engine.kv_pool import KvPool
+from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, HandOffPlan, Pinned, Source
+from services.worker.engine.kv_pool import KvPool, Reservation
 from services.worker.engine.protocol import (
     Busy,
     EngineDescription,
@@ -31,10 +32,11 @@ from services.worker.engine.step_items import Reserved, cancel, fail, finish, re
 from services.worker.engine.torch.checks import check_item, check_sampling, describe
 from services.worker.engine.torch.copy_side import CopySide
 from services.worker.engine.torch.decode_side import DecodeSide
-from services.worker.engine.torch.kv_layout import KvLayout
+from services.worker.engine.torch.kv_layout import ContextLayout, KvLayout
 from services.worker.engine.torch.messages import Part, Prefill, Prefilled
 from services.worker.engine.torch.model_config import read_config
 from services.worker.engine.torch.movement import moves_queries
+from services.worker.engine.torch.mover_side import MoverSide
 from services.worker.engine.torch.ranks import Ranks
 from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.switch import Switch
@@ -42,6 +44,9 @@ from services.worker.engine.torch.unbroken import to_the_end
 from services.worker.engine.torch.zygote import Zygote
 from shared.contracts.ids import BlockId, RequestId
 from shared.model.lattice import Composition, Group
+
+HAND_OFF_LIMIT_S = 30.0
+"""Within a node: far beyond what the largest context takes at the copies' bandwidth, so that only what hangs runs into it."""
 
 
 @dataclass(slots=True)
@@ -66,11 +71,11 @@ class TorchEngine:
         context_tokens = min(settings.context_tokens_max, self._config.positions_max)
         self._ranks = Ranks(settings, layout, context_tokens, self._numbers, self._on_loss)
         self._switch = Switch(self._ranks, self._pool, self._numbers, settings.switch_timeout_s)
-        self._decode_side = DecodeSide(self._ranks, settings, context_tokens, layout.block_bytes, self._numbers)
-        model = f"{self._description.model}@{self._description.model_revision}"
-        self._copy_side = CopySide(
-            self._pool, self._ranks, zygote, settings, layout, model, self._numbers, lambda: secrets.token_hex(8)
-        )
+        contexts = ContextLayout.of(layout, context_tokens, settings.sequences_per_decode_rank)
+        model, new_name = f"{self._description.model}@{self._description.model_revision}", partial(secrets.token_hex, 8)
+        self._mover_side = MoverSide(self._ranks, zygote, settings, contexts, model, self._numbers, new_name)
+        self._decode_side = DecodeSide(self._ranks, self._mover_side, settings, context_tokens, self._numbers)
+        self._copy_side = CopySide(self._pool, self._ranks, self._mover_side)
         self._started = False
         self._steps: dict[Group, _Step] = {}
         self._dead = asyncio.Event()
@@ -83,6 +88,8 @@ class TorchEngine:
             raise EngineError("start: an engine starts once; make another")
         try:
             await self._ranks.start(self._zygote)
+            if self._settings.decode_ranks:
+                await self._mover_side.ready()
         except BaseException:
             await self.close()
             raise
@@ -106,7 +113,7 @@ class TorchEngine:
 
     async def close(self) -> None:
         """See `Engine.close`."""
-        await self._copy_side.close()
+        await self._mover_side.close()
         await self._ranks.close()
 
     def _on_loss(self, reason: str) -> None:
@@ -238,11 +245,20 @@ class TorchEngine:
 
     # --- the decode side, and the end of a request
 
-    async def hand_off(self, request: RequestId) -> HandedOff:
-        """See `Engine.hand_off`. Waits for room when the decode ranks are full."""
+    async def offer(self, request: RequestId) -> Pinned:
+        """See `Engine.offer`."""
         self._check_alive()
-        finished = self._pool.finished(request) if self._running(request) is None else None
-        return await self._decode_side.hand_off(request, finished)
+        return await self._copy_side.offer(request, lambda: self._finished(request))
+
+    async def hand_off(self, request: RequestId, plan: HandOffPlan | None = None) -> HandedOff:
+        """See `Engine.hand_off`."""
+        self._check_alive()
+        if plan is None and (finished := self._finished(request)) is not None:
+            plan = HandOffPlan(finished.prompt_tokens, tuple(map(Source, finished.slots)), HAND_OFF_LIMIT_S)
+        return await self._decode_side.hand_off(request, plan)
+
+    def _finished(self, request: RequestId) -> Reservation | None:
+        return self._pool.finished(request) if self._running(request) is None else None
 
     def decode(
         self, request: RequestId, first_token: int, max_new_tokens: int, stop_tokens: frozenset[int], sampling: Sampling
@@ -263,6 +279,7 @@ class TorchEngine:
             reading.add_done_callback(lambda _: self._pool.release(request))
         else:
             self._pool.release(request)
+        self._copy_side.withdraw(request)
 
     def cancel(self, request: RequestId) -> None:
         """See `Engine.cancel`. Ends its decoding as well."""

@@ -1,4 +1,5 @@
-"""KV pools in GPU memory: each allocated by the rank that owns it, and opened by every other process of the node.
+"""Pools in GPU memory, of slots or of contexts: each allocated by the rank that owns it, and opened by whoever else of the node
+needs it.
 
 A `PoolHandle` is what torch itself hands from process to process when it shares a CUDA tensor (CUDA IPC), field by field and
 without the pickle that it is wrapped in there. Whoever opens a pool names the same memory; nothing is copied. A process
@@ -10,13 +11,12 @@ Pools stay until their ranks end, all of them together, so that nobody reads mem
 import torch
 from torch import Tensor
 
-from services.worker.engine.torch.kv_layout import KvLayout
 from services.worker.engine.torch.move_messages import PoolHandle
 
 
-def allocate(layout: KvLayout, device: torch.device) -> Tensor:
-    """The slots of one rank, as bytes. torch.OutOfMemoryError if the device has no room for them."""
-    return torch.zeros(layout.slots_bytes, dtype=torch.uint8, device=device)
+def allocate(size: int, device: torch.device) -> Tensor:
+    """The slots or the contexts of one rank, as bytes. torch.OutOfMemoryError if the device has no room for them."""
+    return torch.zeros(size, dtype=torch.uint8, device=device)
 
 
 def share(pool: Tensor) -> PoolHandle:

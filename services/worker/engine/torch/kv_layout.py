@@ -1,5 +1,8 @@
-"""How a rank's KV pool lies in memory: the slots' generations in a shared file, and the slots behind them or, with GPUs, in
-the memory of the rank's GPU. Torch-free."""
+"""How KV lies in memory. Torch-free.
+
+A prefill rank's pool: the slots' generations in a shared file, and the slots behind them or, with GPUs, in the memory of the
+rank's GPU. A decode rank's contexts, one for each sequence: in a shared file of their own, or in the memory of its GPU.
+"""
 
 from dataclasses import dataclass
 
@@ -44,3 +47,45 @@ class KvLayout:
     @property
     def file_bytes(self) -> int:
         return self.slots_offset + self.slots_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLayout:
+    """A context is what attention reads: (layers, 2 for K and V, tokens, kv_heads, head_dim). A block of `kv` is spread over it
+    in `pieces`. Whole blocks are written, so `tokens` is a multiple of the block size."""
+
+    kv: KvLayout
+    sequences: int
+    tokens: int
+
+    @classmethod
+    def of(cls, kv: KvLayout, context_tokens: int, sequences: int) -> "ContextLayout":
+        return cls(kv, sequences, -(-context_tokens // kv.block_tokens) * kv.block_tokens)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        return self.kv.layers, 2, self.tokens, self.kv.kv_heads, self.kv.head_dim
+
+    @property
+    def pieces(self) -> int:
+        """Of a block: it has one for the keys and one for the values of every layer."""
+        return 2 * self.kv.layers
+
+    @property
+    def piece_bytes(self) -> int:
+        return self.kv.block_bytes // self.pieces
+
+    @property
+    def context_bytes(self) -> int:
+        """From one sequence to the next: whole pages, so that a sequence can give its own back."""
+        size = self.kv.block_bytes * (self.tokens // self.kv.block_tokens)
+        return -(-size // PAGE_BYTES) * PAGE_BYTES
+
+    def piece_offset(self, sequence: int, depth: int, piece: int) -> int:
+        """Where a piece of the block at `depth` begins, from the first context on."""
+        layer_bytes = self.tokens // self.kv.block_tokens * self.piece_bytes
+        return sequence * self.context_bytes + piece * layer_bytes + depth * self.piece_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        return self.sequences * self.context_bytes

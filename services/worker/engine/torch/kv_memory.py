@@ -55,6 +55,11 @@ class RankBlocks:
 Plan = tuple[RankBlocks, ...]
 
 
+def checksum(block_L2TGD: Tensor) -> int:
+    """CRC-32 of a block's bytes, wherever it lies."""
+    return zlib.crc32(block_L2TGD.contiguous().cpu().view(torch.uint8).numpy().data)
+
+
 class Base(NamedTuple):
     """An address, and the GPU whose memory it is in: 0 for host memory."""
 
@@ -119,8 +124,7 @@ class KvMemory:
         """Wait for every copy between the plan's pools and this process's memory that was launched until now."""
         devices = {self.device, *(self._pools_BL2TGD[part.rank].device for part in plan)}
         for device in devices:
-            if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()
+            self.settle(device)
 
     @property
     def generation_bases(self) -> tuple[int, ...]:
@@ -137,13 +141,15 @@ class KvMemory:
         """Whether the slots are in GPU memory."""
         return self._pools_BL2TGD[0].device.type == "cuda"
 
-    def copy_block(self, source: SlotRef, to: SlotRef) -> None:
-        """Between `begin_write` and `finish_write` of `to`; the reader checks `source` afterwards."""
-        self._pools_BL2TGD[to.rank][to.index] = self._pools_BL2TGD[source.rank][source.index]
+    def block(self, ref: SlotRef) -> Tensor:
+        """(L, 2, T, G, D): what is in the slot. Written to between `begin_write` and `finish_write`; who reads it checks the
+        slot afterwards."""
+        return self._pools_BL2TGD[ref.rank][ref.index]
 
-    def checksum(self, ref: SlotRef) -> int:
-        """CRC-32 of what is in the slot."""
-        return zlib.crc32(self._pools_BL2TGD[ref.rank][ref.index].cpu().view(torch.uint8).numpy().data)
+    def settle(self, device: torch.device) -> None:
+        """Wait for every copy to or from the memory of `device` that this process has launched until now."""
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
 
     def read_layer(self, plan: Plan, layer: int, context_2SGD: Tensor) -> None:
         """Copy one layer of the plan's blocks to their places in a context, which starts at depth 0."""
@@ -169,18 +175,6 @@ class KvMemory:
         self._settle(plan)
         for part in plan:
             self._generations[part.rank][part.slots] = part.generations
-
-    def copy_out(self, slots: Sequence[SlotRef], context_L2SGD: Tensor) -> int:
-        """Copy whole blocks, one after the other, to the start of a context of all layers. Returns bytes read.
-
-        Errors: StaleSlot, noticed after the copy.
-        """
-        block_tokens = self.layout.block_tokens
-        for depth, ref in enumerate(slots):
-            start = depth * block_tokens
-            context_L2SGD[:, :, start : start + block_tokens] = self._pools_BL2TGD[ref.rank][ref.index]
-        self.check(plan_of(enumerate(slots)))
-        return len(slots) * self.layout.block_bytes
 
     def _in_blocks(self, context_2SGD: Tensor) -> Tensor:
         layout, blocks = self.layout, context_2SGD.shape[1] // self.layout.block_tokens

@@ -22,6 +22,8 @@ from services.worker.engine.torch.move_messages import (
     Moved,
     Moving,
     PoolHandle,
+    Reach,
+    Reachable,
     StopMove,
     Sum,
     Sums,
@@ -34,8 +36,10 @@ _LENGTH_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first command. `context_tokens` bounds positions; `store` is the file where the ranks' groups meet. With `gpus` it
-    is answered by `Allocated`, and the rank is ready when it has answered the `Attach` that follows."""
+    """The first command. `context_tokens` bounds positions, `sequences` how many a decode rank has at a time; `store` is the
+    file
+    where the ranks' groups meet. With `gpus` it is answered by `Allocated`, and a prefill rank is ready when it has answered
+    the `Attach` that follows."""
 
     n: int
     rank: int
@@ -44,6 +48,7 @@ class Begin:
     block_tokens: int
     blocks_per_rank: int
     context_tokens: int
+    sequences: int
     store: str
     gpus: int = 0
     kind: Literal["begin"] = "begin"
@@ -110,22 +115,13 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOff:
-    """Copy a prompt's KV into a sequence of the decode rank."""
-
-    n: int
-    request: str
-    prompt_tokens: int
-    slots: tuple[SlotRef, ...]
-    kind: Literal["hand-off"] = "hand-off"
-
-
-@dataclass(frozen=True, slots=True)
 class Decode:
-    """Generate at most `new_tokens` tokens after `first_token`, ending after one of `stop_tokens`."""
+    """Generate at most `new_tokens` tokens after `first_token`, ending after one of `stop_tokens`. The context of `sequence`
+    has the KV of `prompt_tokens`."""
 
     n: int
-    request: str
+    sequence: int
+    prompt_tokens: int
     first_token: int
     new_tokens: int
     stop_tokens: tuple[int, ...]
@@ -135,10 +131,10 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Forget a sequence, whatever it is doing. Unknown ones are ignored."""
+    """Forget a sequence, whatever it is doing, and give its memory back. `Done` says that nothing more is written to it."""
 
     n: int
-    request: str
+    sequence: int
     kind: Literal["end"] = "end"
 
 
@@ -147,6 +143,7 @@ Command = (
     | Move
     | StopMove
     | Lend
+    | Reach
     | Sum
     | Begin
     | Attach
@@ -154,7 +151,6 @@ Command = (
     | Commit
     | Abort
     | Prefill
-    | HandOff
     | Decode
     | End
 )
@@ -171,10 +167,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """A rank has its weights, its groups and, if it is a prefill rank, its pool in GPU memory."""
+    """A rank has its weights, its groups and its pool in GPU memory: slots, or a decode rank's contexts."""
 
     n: int
-    pool: PoolHandle | None
+    pool: PoolHandle
     kind: Literal["allocated"] = "allocated"
 
 
@@ -225,7 +221,7 @@ class Failed:
     kind: Literal["failed"] = "failed"
 
 
-Reply = Moving | Moved | Sums | Done | Allocated | Loading | Prefilled | Decoded | Refused | Failed
+Reply = Moving | Reachable | Moved | Sums | Done | Allocated | Loading | Prefilled | Decoded | Refused | Failed
 
 _message: TypeAdapter[Command | Reply] = TypeAdapter(Annotated[Command | Reply, Field(discriminator="kind")])
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from services.worker.engine.copy_plan import CopyFailure
 from services.worker.engine.slot_ref import SlotRef
-from services.worker.engine.torch.kv_layout import KvLayout
+from services.worker.engine.torch.kv_layout import ContextLayout, KvLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,28 @@ class PoolHandle:
 @dataclass(frozen=True, slots=True)
 class BeginMoving:
     """The first command of a mover, instead of `Begin`. `name` is unlike that of any other mover; KV of another `model` is
-    refused. Its copies take `bytes_per_s` together. `pools` are those of all ranks, if they are in GPU memory."""
+    refused. Its copies take `bytes_per_s` together. `pools` are those of all prefill ranks and `decode_pools` those of all
+    decode ranks, if they are in GPU memory."""
 
     n: int
     name: str
     model: str
+    prefill_ranks: int
     layout: KvLayout
+    contexts: ContextLayout
     bytes_per_s: float
     pools: tuple[PoolHandle, ...] = ()
+    decode_pools: tuple[PoolHandle, ...] = ()
     kind: Literal["begin-moving"] = "begin-moving"
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRef:
+    """Where a block of a prompt belongs in a sequence of a decode rank, which is counted from the first decode rank on."""
+
+    decode_rank: int
+    sequence: int
+    depth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +54,15 @@ class BlockMove:
     """One block of a `Move`. `access` is the place in its `accesses` of the node that is read, None for the mover's own."""
 
     source: SlotRef
-    to: SlotRef
+    to: SlotRef | ContextRef
     access: int | None
     checksum: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Copy blocks into slots of this node, in order, for at most `limit_s`. Answered by `Moved`, whatever comes of it."""
+    """Copy blocks into slots of this node, or into one sequence, in order, for at most `limit_s`. Answered by `Moved`,
+    whatever comes of it."""
 
     n: int
     blocks: tuple[BlockMove, ...]
@@ -76,6 +90,15 @@ class Lend:
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """Be reachable for other nodes, if that is possible. Answered by `Reachable`. Movers that only copy at home are never
+    asked: a transport takes half a second to set up."""
+
+    n: int
+    kind: Literal["reach"] = "reach"
+
+
+@dataclass(frozen=True, slots=True)
 class Sum:
     """Answered by `Sums`: the CRC-32 of each slot's content."""
 
@@ -86,12 +109,20 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """The mover is ready. `access` is how other movers reach it; empty if they cannot, and then `detail` says why."""
+    """The mover is ready."""
+
+    n: int
+    kind: Literal["moving"] = "moving"
+
+
+@dataclass(frozen=True, slots=True)
+class Reachable:
+    """`access` is how other movers reach this one; empty if they cannot, and then `detail` says why."""
 
     n: int
     access: str
     detail: str = ""
-    kind: Literal["moving"] = "moving"
+    kind: Literal["reachable"] = "reachable"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,13 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
+from services.worker.engine.torch.contexts import Contexts
 from services.worker.engine.torch.decode import DecodeRank
 from services.worker.engine.torch.devices import device_of
 from services.worker.engine.torch.groups import Groups
 from services.worker.engine.torch.kv_device import allocate, opened, share
-from services.worker.engine.torch.kv_layout import KvLayout
-from services.worker.engine.torch.kv_memory import KvMemory, StaleSlot
+from services.worker.engine.torch.kv_layout import ContextLayout, KvLayout
+from services.worker.engine.torch.kv_memory import KvMemory
 from services.worker.engine.torch.messages import (
     Abort,
     Allocated,
@@ -34,7 +35,6 @@ from services.worker.engine.torch.messages import (
     Done,
     End,
     Failed,
-    HandOff,
     Loading,
     Prefill,
     Prefilled,
@@ -53,12 +53,13 @@ from services.worker.engine.torch.weights import Weights
 from shared.model.lattice import Group
 
 
-def run_rank(control: socket.socket, pools: Sequence[int]) -> NoReturn:
-    """The whole life of a rank process. `pools` are the descriptors of all KV pools, in rank order."""
+def run_rank(control: socket.socket, files: Sequence[int]) -> NoReturn:
+    """The whole life of a rank process. `files` are the descriptors of all ranks' memory, in rank order: pools of KV, then
+    decode ranks' contexts."""
     status = 1
     try:
         with torch.inference_mode():
-            _serve(control, pools)
+            _serve(control, files)
         status = 0
     except Exception as error:  # noqa: BLE001 - whatever it is, the frontend must hear of it before the process ends
         traceback.print_exc()
@@ -69,12 +70,12 @@ def run_rank(control: socket.socket, pools: Sequence[int]) -> NoReturn:
         os._exit(status)
 
 
-def _serve(control: socket.socket, pools: Sequence[int]) -> None:
+def _serve(control: socket.socket, files: Sequence[int]) -> None:
     begin = _command(control)
     if begin is None:
         return
     if isinstance(begin, BeginMoving):
-        serve_moves(control, begin, pools)
+        serve_moves(control, begin, files)
         return
     assert isinstance(begin, Begin), f"a rank's first command is Begin, not {begin.kind}"
     device = torch.device(device_of(begin.rank, begin.gpus))
@@ -89,16 +90,16 @@ def _serve(control: socket.socket, pools: Sequence[int]) -> None:
         attached = _attached(control, begin, layout, device)
         if attached is None:
             return
+        pools = files[: begin.prefill_ranks]
         prefill_rank = _PrefillRank(begin.rank, model, KvMemory(layout, pools, attached.pools, device), groups)
         control.sendall(frame(Done(attached.n)))
         while (command := _command(control)) is not None:
             control.sendall(frame(prefill_rank.handle(command)))
     else:
-        attached = _attached(control, begin, layout, device)
-        if attached is None:
-            return
-        decode_rank = DecodeRank(model, KvMemory(layout, pools, attached.pools, device), begin.context_tokens)
-        control.sendall(frame(Done(attached.n)))
+        context_layout = ContextLayout.of(layout, begin.context_tokens, begin.sequences)
+        pool = allocate(context_layout.file_bytes, device) if begin.gpus else None
+        decode_rank = DecodeRank(model, Contexts(context_layout, files[begin.rank], pool))
+        control.sendall(frame(Done(begin.n) if pool is None else Allocated(begin.n, share(pool))))
         _serve_decode(control, decode_rank)
 
 
@@ -110,18 +111,17 @@ class _Attached(NamedTuple):
 
 
 def _attached(control: socket.socket, begin: Begin, layout: KvLayout, device: torch.device) -> _Attached | None:
-    """Allocate this rank's pool and open the others'. None if the frontend is gone. Without GPUs there is nothing to do."""
+    """Allocate this prefill rank's pool and open the others'. None if the frontend is gone. Without GPUs there is nothing to
+    do."""
     if not begin.gpus:
         return _Attached(begin.n, ())
-    own = allocate(layout, device) if begin.rank < begin.prefill_ranks else None
-    control.sendall(frame(Allocated(begin.n, None if own is None else share(own))))
+    own = allocate(layout.slots_bytes, device)
+    control.sendall(frame(Allocated(begin.n, share(own))))
     command = _command(control)
     if command is None:
         return None
     assert isinstance(command, Attach), f"a rank with a GPU is attached before anything else, but got {command.kind}"
-    pools = [
-        own if own is not None and rank == begin.rank else opened(shared) for rank, shared in enumerate(command.pools)
-    ]
+    pools = [own if rank == begin.rank else opened(shared) for rank, shared in enumerate(command.pools)]
     return _Attached(command.n, pools)
 
 
@@ -199,20 +199,11 @@ def _serve_decode(control: socket.socket, rank: DecodeRank) -> None:
 
 def _decode_command(command: Command, rank: DecodeRank) -> Reply | None:
     match command:
-        case HandOff():
-            start_s = time.perf_counter()
-            try:
-                rank.hand_off(command)
-            except StaleSlot as error:
-                return Refused(
-                    command.n, f"request {command.request}: its KV was released before the hand-off: {error}"
-                )
-            return Done(command.n, time.perf_counter() - start_s)
         case Decode():
             rank.decode(command)
             return None
         case End():
-            rank.end(command.request)
+            rank.end(command.sequence)
             return Done(command.n)
         case _:
             raise TypeError(f"a decode rank knows no {command.kind}")

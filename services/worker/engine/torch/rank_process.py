@@ -53,11 +53,11 @@ class RankProcess:
         self._listener: asyncio.Task[None] | None = None
 
     @classmethod
-    async def spawn(cls, zygote: Zygote, rank: int, pools: Sequence[int], watcher: Watcher) -> "RankProcess":
+    async def spawn(cls, zygote: Zygote, rank: int, files: Sequence[int], watcher: Watcher) -> "RankProcess":
         """Fork the process. Errors: EngineError if the zygote cannot."""
         ours, theirs = socket.socketpair()
         try:
-            pid, pidfd = await asyncio.to_thread(zygote.spawn, theirs, pools)
+            pid, pidfd = await asyncio.to_thread(zygote.spawn, theirs, files)
         except BaseException:
             ours.close()
             raise
@@ -98,11 +98,12 @@ class RankProcess:
         """Send a command whose answer nobody waits for."""
         self._send(command)
 
-    def end(self, command: End, stream: int | None) -> None:
-        """End a sequence and forget its stream, if it has one; what still comes of it is dropped."""
+    def end(self, command: End, stream: int | None) -> asyncio.Future[Reply]:
+        """End a sequence and forget its stream, if it has one; what still comes of it is dropped. The answer says that its
+        memory is free."""
         if stream is not None:
             self._streams.pop(stream, None)
-        self._send(command)
+        return self.ask(command)
 
     @property
     def owed(self) -> Set[int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from services.worker.engine.protocol import EngineError
-from services.worker.engine.torch.kv_layout import KvLayout
+from services.worker.engine.torch.kv_layout import ContextLayout, KvLayout
 from services.worker.engine.torch.load import Load
 from services.worker.engine.torch.messages import Allocated, Attach, Begin, Loading, Reply
 from services.worker.engine.torch.move_messages import PoolHandle
@@ -35,12 +35,13 @@ class Ranks:
     ) -> None:
         """`on_loss` is called once, with the reason, when the ranks have been given up."""
         self._settings, self._layout, self._context_tokens, self._numbers = settings, layout, context_tokens, numbers
+        self._contexts = ContextLayout.of(layout, context_tokens, settings.sequences_per_decode_rank)
         self._on_loss = on_loss
         self._processes: list[RankProcess] = []
-        self.pools: list[int] = []
-        """Descriptors of the ranks' KV pools, for whoever else is to map them, until `close`."""
+        self.files: list[int] = []
+        """Descriptors of the ranks' memory, in rank order, for whoever else is to map it, until `close`."""
         self.pool_handles: tuple[PoolHandle, ...] = ()
-        """The pools' slots, if they are in GPU memory."""
+        """The same of what is in GPU memory: prefill ranks' slots, decode ranks' contexts."""
         self._watch: asyncio.Task[None] | None = None
         self._load = Load(settings.prefill_ranks + settings.decode_ranks)
         self._start_limit: asyncio.Timeout | None = None
@@ -85,20 +86,25 @@ class Ranks:
             self._start_limit.reschedule(asyncio.get_running_loop().time() + self._settings.start_timeout_s)
 
     async def _spawn(self, zygote: Zygote) -> None:
-        """The pools are anonymous shared files: they need no mount and go with the last process that maps them."""
-        for rank in range(self._settings.prefill_ranks):
-            self.pools.append(os.memfd_create(f"vertumnus-kv-{rank}"))
-            on_gpus = bool(self._settings.gpus)
-            os.ftruncate(self.pools[-1], self._layout.slots_offset if on_gpus else self._layout.file_bytes)
-        for rank in range(self._settings.prefill_ranks + self._settings.decode_ranks):
-            self._processes.append(await RankProcess.spawn(zygote, rank, self.pools, self))
+        """The ranks' memory is anonymous shared files: they need no mount and go with the last process that maps them."""
+        settings, on_gpus = self._settings, bool(self._settings.gpus)
+        for rank in range(settings.prefill_ranks):
+            self._make_file(f"kv-{rank}", self._layout.slots_offset if on_gpus else self._layout.file_bytes)
+        for rank in range(settings.decode_ranks):
+            self._make_file(f"contexts-{rank}", 0 if on_gpus else self._contexts.file_bytes)
+        for rank in range(settings.prefill_ranks + settings.decode_ranks):
+            self._processes.append(await RankProcess.spawn(zygote, rank, self.files, self))
+
+    def _make_file(self, name: str, size: int) -> None:
+        self.files.append(os.memfd_create(f"vertumnus-{name}"))
+        os.ftruncate(self.files[-1], size)
 
     async def _attach(self, begun: Sequence[Reply]) -> None:
-        """Every rank opens the pools that the others have allocated on their GPUs."""
-        pools = [reply.pool for reply in begun if isinstance(reply, Allocated)]
-        self.pool_handles = tuple(pool for pool in pools if pool is not None)
-        assert len(self.pool_handles) == self._settings.prefill_ranks, "each prefill rank has allocated a pool"
-        await asyncio.gather(*(rank.ask(Attach(next(self._numbers), self.pool_handles)) for rank in self._processes))
+        """Every prefill rank opens the pools that the others have allocated on their GPUs."""
+        self.pool_handles = tuple(reply.pool for reply in begun if isinstance(reply, Allocated))
+        assert len(self.pool_handles) == len(self._processes), "each rank has allocated a pool"
+        slots = self.pool_handles[: self._settings.prefill_ranks]
+        await asyncio.gather(*(rank.ask(Attach(next(self._numbers), slots)) for rank in self.prefill))
 
     def _begin(self, rank: RankProcess, meeting: Path) -> Begin:
         return Begin(
@@ -109,6 +115,7 @@ class Ranks:
             block_tokens=self._settings.block_tokens,
             blocks_per_rank=self._settings.blocks_per_rank,
             context_tokens=self._context_tokens,
+            sequences=self._settings.sequences_per_decode_rank,
             store=str(meeting / "store"),
             gpus=self._settings.gpus,
         )
@@ -132,9 +139,9 @@ class Ranks:
         processes, self._processes = self._processes, []
         for rank in processes:
             rank.kill()  # those, too, that came up after the loss
-        pools, self.pools = self.pools, []
-        for pool in pools:
-            os.close(pool)
+        files, self.files = self.files, []
+        for file in files:
+            os.close(file)
         await asyncio.to_thread(wait_gone, [rank.pidfd for rank in processes])
         for rank in processes:
             await rank.close()

@@ -64,8 +64,11 @@ class Peer:
 class Wire:
     """Without NIXL, `access` is empty and nothing can be reached; `detail` says so."""
 
-    def __init__(self, name: str, model: str, memory: KvMemory, scratch: torch.Tensor) -> None:
-        """`scratch` is memory of our own that reads may write to as well."""
+    def __init__(
+        self, name: str, model: str, memory: KvMemory, contexts: Sequence[tuple[Base, int]], scratch: torch.Tensor
+    ) -> None:
+        """`contexts` are other memory of the kind that the slots are in, each with its bytes, and `scratch` is in host memory:
+        reads may write to them as well."""
         self._model, self._layout = model, memory.layout
         self._peers: OrderedDict[str, Peer] = OrderedDict()
         self._agent: Any = None
@@ -89,10 +92,11 @@ class Wire:
         agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
         generations = [(base, layout.slots_offset, 0, "") for base in memory.generation_bases]
         slots = [(base.address, layout.slots_bytes, base.device, "") for base in memory.slot_bases]
+        others = [(base.address, size, base.device, "") for base, size in contexts]
         ours = (scratch.data_ptr(), scratch.numel() * scratch.element_size(), 0, "")
         try:
             agent.register_memory([*generations, ours], mem_type="DRAM")
-            agent.register_memory(slots, mem_type=self.memory)
+            agent.register_memory([*slots, *others], mem_type=self.memory)
         except self._errors as error:
             self.detail = f"the pools cannot be registered with NIXL as {self.memory}: {error}"
             return

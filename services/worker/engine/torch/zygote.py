@@ -19,7 +19,8 @@ from services.worker.engine.torch.settings import rank_environment
 from shared.model.lattice import RANKS_MAX
 
 IMPORT_LIMIT_S = 120.0
-FILES_MAX = RANKS_MAX + 1
+FILES_MAX = 2 * RANKS_MAX + 1
+"""The memory of as many prefill and decode ranks, and the rank's own socket; the kernel passes 253 at once."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -31,7 +32,7 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
-    def spawn(self, control: socket.socket, pools: Sequence[int]) -> tuple[int, int]:
+    def spawn(self, control: socket.socket, files: Sequence[int]) -> tuple[int, int]:
         """Fork a rank that speaks over `control`. Returns (pid, pidfd); the caller closes the pidfd.
 
         A zygote that died is started anew. Errors: EngineError if it does not come up or cannot fork.
@@ -41,13 +42,13 @@ class Zygote:
                 self._start()
             assert self._socket is not None, "a started zygote has a socket"
             try:
-                socket.send_fds(self._socket, [b"fork"], [control.fileno(), *pools])
-                reply, files, _, _ = socket.recv_fds(self._socket, 64, 1)
+                socket.send_fds(self._socket, [b"fork"], [control.fileno(), *files])
+                reply, pidfds, _, _ = socket.recv_fds(self._socket, 64, 1)
             except OSError as error:
                 raise EngineError(f"zygote: no answer ({error})") from error
-            if not files:
+            if not pidfds:
                 raise EngineError("zygote: ended while it forked a rank; its standard error says why")
-            return int(reply), files[0]
+            return int(reply), pidfds[0]
 
     def close(self) -> None:
         """End the zygote and every rank it forked. Safe to repeat."""

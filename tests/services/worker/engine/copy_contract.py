@@ -9,9 +9,18 @@ from dataclasses import replace
 
 import pytest
 
-from services.worker.engine.copy_plan import CopyPlan
-from services.worker.engine.protocol import Engine, EngineError, OutOfBlocks, PrefillStep, StaleEpoch, StepResult
-from shared.contracts.ids import BlockId, NodeId
+from services.worker.engine.copy_plan import CopyPlan, HandOffPlan
+from services.worker.engine.protocol import (
+    Engine,
+    EngineError,
+    OutOfBlocks,
+    PrefillItem,
+    PrefillStep,
+    Sampling,
+    StaleEpoch,
+    StepResult,
+)
+from shared.contracts.ids import BlockId, NodeId, RequestId
 from shared.model.lattice import Composition, Group
 from tests.services.worker.engine.contract import DEADLINE_S, Node, first_token, prompt
 
@@ -43,6 +52,13 @@ async def plan_from(
         limit_s=DEADLINE_S,
         access={} if foreign is None else {foreign: pinned.access},
     )
+
+
+async def offered(source: Node, item: PrefillItem) -> HandOffPlan:
+    """A plan that reads the item's KV at `source`."""
+    lent = await source.engine.offer(item.request)
+    sources = tuple(replace(each, node=OTHER) for each in lent.sources if each is not None)
+    return HandOffPlan(len(item.tokens), sources, DEADLINE_S, {OTHER: lent.access})
 
 
 class CopyContract:
@@ -259,3 +275,44 @@ class CopyContract:
         assert [each.stored.blocks for each in noted[0].items] == [3, len(other.chain)]
         assert (await node.engine.evict(near, item.chain)).freed == tuple(reversed(item.chain))
         assert await step == noted[0]
+
+    # --- a prefill that goes on at another node
+
+    async def test_a_prefill_goes_on_at_another_node_as_it_would_at_home(self, nodes: tuple[Node, Node]) -> None:
+        """Prompts of whole blocks, with a partial last one, and of less than one; computed at several degrees."""
+        source, node = nodes
+        groups = await source.adopt(2, 1, 1)
+        sampling = Sampling(temperature=0.8, seed=5)
+        for seed, length in enumerate((4 * source.block_tokens, 2 * source.block_tokens + 3, 2)):
+            item = source.item(prompt(length, seed), sampling)
+            first = first_token(await source.prefill(groups[seed], item))
+            plan = await offered(source, item)
+            there = RequestId(f"guest {seed}")
+            handed = await node.engine.hand_off(there, plan)
+            assert handed.bytes > 0
+            assert (await node.engine.hand_off(there, plan)).bytes == handed.bytes, "it is safe to repeat"
+            await source.engine.hand_off(item.request)
+            source.engine.release(item.request)
+            at_home = await source.decode(item.request, first, 6, sampling=sampling)
+            assert await node.decode(there, first, 6, sampling=sampling) == at_home
+            assert len(at_home) == 6
+
+    async def test_an_offer_needs_a_finished_prefill_and_a_hand_off_a_reader_of_the_same_kv(
+        self, nodes: tuple[Node, Node]
+    ) -> None:
+        source, node = nodes
+        (group,) = await source.adopt(4)
+        with pytest.raises(EngineError, match="no finished prefill"):
+            await source.engine.offer(RequestId("unknown"))
+        item = source.item(prompt(3 * source.block_tokens))
+        await source.engine.prefill(PrefillStep(source.epoch, group, (replace(item, until=source.block_tokens),)))
+        with pytest.raises(EngineError, match="no finished prefill"):
+            await source.engine.offer(item.request)
+        await source.prefill(group, item)
+        plan = await offered(source, item)
+        with pytest.raises(EngineError, match="guest"):
+            await node.engine.hand_off(RequestId("guest"), replace(plan, access={OTHER: b"junk"}))
+        with pytest.raises(EngineError):
+            await node.decode(RequestId("guest"), 1, 3)  # nothing is left of it
+        await node.engine.hand_off(RequestId("guest"), plan)
+        assert len(await node.decode(RequestId("guest"), 1, 3)) == 3

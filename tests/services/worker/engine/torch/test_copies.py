@@ -16,11 +16,11 @@ import torch
 from services.worker.engine.copy_plan import Copied, CopyPlan, Source
 from services.worker.engine.protocol import Busy, EngineDied, EngineError
 from services.worker.engine.slot_ref import SlotRef
-from services.worker.engine.torch import copy_side
+from services.worker.engine.torch import mover_side
 from services.worker.engine.torch.engine import TorchEngine
 from services.worker.engine.torch.kv_layout import KvLayout
 from services.worker.engine.torch.kv_memory import KvMemory, plan_of
-from services.worker.engine.torch.mover import MOVES_MAX
+from services.worker.engine.torch.mover import COPIES_MAX
 from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.zygote import Zygote
 from shared.contracts.ids import BlockId
@@ -41,7 +41,7 @@ def memory(node: Node) -> KvMemory:
     assert isinstance(engine, TorchEngine)
     settings = engine._settings
     layout = KvLayout.of(engine._config, settings.block_tokens, settings.blocks_per_rank)
-    return KvMemory(layout, engine._ranks.pools)
+    return KvMemory(layout, engine._ranks.files[: settings.prefill_ranks])
 
 
 def content(node: Node, lease: str, chain: list[BlockId]) -> torch.Tensor:
@@ -54,7 +54,7 @@ def content(node: Node, lease: str, chain: list[BlockId]) -> torch.Tensor:
 
 
 def mover_pid(node: Node) -> int:
-    return node.engine._copy_side._mover.pid  # type: ignore[attr-defined, no-any-return]
+    return node.engine._mover_side._mover.pid  # type: ignore[attr-defined, no-any-return]
 
 
 class Nodes:
@@ -170,7 +170,7 @@ async def test_a_source_that_dies_ends_the_copy_and_what_came_stays(nodes: Nodes
     assert node.engine.cached_blocks(near, chain) == arrived
     assert torch.equal(content(node, "look", chain[:arrived]), expected[:arrived])
     assert is_free(node)
-    while source.engine._copy_side._mover.failed is None:  # type: ignore[attr-defined]  # noqa: ASYNC110 - the kernel tells
+    while source.engine._mover_side._mover.failed is None:  # type: ignore[attr-defined]  # noqa: ASYNC110 - the kernel tells
         await asyncio.sleep(0.001)
     again = await plan_from(source, node, near, chain, lease="again")  # the source starts another mover for it
     assert (await node.engine.copy_blocks(again)).blocks == tuple(chain[arrived:])
@@ -289,13 +289,13 @@ async def test_a_call_off_or_a_dead_mover_frees_the_slots_and_the_next_copy_work
 async def test_copies_share_their_bandwidth_and_there_are_not_too_many(nodes: Nodes) -> None:
     source, far = await nodes.new(1)
     node, near = await nodes.new(1, copy_bytes_per_s=SLOW_BYTES_PER_S, blocks_per_rank=64)
-    chains = [await stored(source, far, 1, seed) for seed in range(MOVES_MAX + 1)]
+    chains = [await stored(source, far, 1, seed) for seed in range(COPIES_MAX + 1)]
     plans = [await plan_from(source, node, near, chain, lease=f"l{n}") for n, chain in enumerate(chains)]
     copying = [asyncio.create_task(node.engine.copy_blocks(plan)) for plan in plans]
     done = await asyncio.gather(*copying, return_exceptions=True)
     assert isinstance(done[-1], Busy)
     copies = [each for each in done if isinstance(each, Copied)]
-    assert len(copies) == MOVES_MAX
+    assert len(copies) == COPIES_MAX
     # The last chunk needs not be waited for.
     assert max(each.seconds for each in copies) >= (sum(each.bytes for each in copies[:-1])) / SLOW_BYTES_PER_S
 
@@ -308,7 +308,7 @@ async def test_a_mover_that_is_silent_when_blocks_are_lent_is_replaced_and_lends
     await source.engine.pin("warm", [])
     source.engine.unpin("warm")
     before = mover_pid(source)
-    monkeypatch.setattr(copy_side, "ANSWER_LIMIT_S", 0.2)
+    monkeypatch.setattr(mover_side, "ANSWER_LIMIT_S", 0.2)
     os.kill(before, signal.SIGSTOP)
     with pytest.raises(EngineError, match="the mover was silent") as refused:
         await source.engine.pin("lease", chain)
@@ -328,7 +328,7 @@ async def test_a_mover_that_does_not_start_is_an_error_and_not_the_engines_death
     plan = await plan_from(source, node, near, chain)
     settings = replace(node.engine._settings)  # type: ignore[attr-defined]
     object.__setattr__(settings, "start_timeout_s", 0.0)  # below what can be set, so that no mover is quick enough
-    monkeypatch.setattr(node.engine._copy_side, "_settings", settings)  # type: ignore[attr-defined]
+    monkeypatch.setattr(node.engine._mover_side, "_settings", settings)  # type: ignore[attr-defined]
     for attempt in (node.engine.copy_blocks(plan), node.engine.pin("lease", chain)):
         with pytest.raises(EngineError, match="the mover was silent") as refused:
             await attempt

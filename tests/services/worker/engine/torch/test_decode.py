@@ -10,12 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.worker.engine.protocol import Sampling, Token
-from services.worker.engine.slot_ref import SlotRef
+from services.worker.engine.torch.contexts import Contexts
 from services.worker.engine.torch.decode import DecodeRank
 from services.worker.engine.torch.engine import TorchEngine
-from services.worker.engine.torch.kv_layout import KvLayout
-from services.worker.engine.torch.kv_memory import KvMemory, plan_of
-from services.worker.engine.torch.messages import Decode, HandOff
+from services.worker.engine.torch.kv_layout import ContextLayout, KvLayout
+from services.worker.engine.torch.messages import Decode
 from services.worker.engine.torch.model import Model
 from services.worker.engine.torch.model_config import read_config
 from services.worker.engine.torch.settings import TorchSettings
@@ -78,47 +77,44 @@ async def test_sequences_that_join_and_leave_are_those_of_transformers(
                 assert token.token == reference_V.argmax()
 
 
-def rank_with(model_dir: Path, requests: list[str]) -> DecodeRank:
-    """A decode rank in this process, with a handed-off block of eight tokens for each request."""
+def rank_with(model_dir: Path, sequences: int) -> DecodeRank:
+    """A decode rank in this process, with the KV of a prompt of eight tokens in the context of each sequence."""
     config = read_config(model_dir)
-    layout = KvLayout.of(config, 8, len(requests))
+    layout = ContextLayout.of(KvLayout.of(config, 8, 1), 64, sequences)
     file = os.memfd_create("test")
     os.ftruncate(file, layout.file_bytes)
-    memory = KvMemory(layout, [file])
+    contexts = Contexts(layout, file)
     os.close(file)
-    slots = [SlotRef(0, index, 1) for index in range(len(requests))]
     generator = torch.Generator().manual_seed(1)
-    plan = plan_of(enumerate(slots))
-    for layer in range(layout.layers):
-        shape = (2, 8 * len(requests), layout.kv_heads, layout.head_dim)
-        memory.write_layer(plan, layer, torch.randn(shape, generator=generator))
-    memory.finish_write(plan)
-    rank = DecodeRank(Model(config, Weights(model_dir, config.dtype, lambda *_: None), 64), memory, 64)
-    for number, (request, slot) in enumerate(zip(requests, slots, strict=True)):
-        rank.hand_off(HandOff(number, request, 8, (slot,)))
-    return rank
+    for sequence in range(sequences):
+        block = contexts.block(sequence, 0)
+        block.copy_(torch.randn(block.shape, generator=generator))
+    return DecodeRank(Model(config, Weights(model_dir, config.dtype, lambda *_: None), 64), contexts)
+
+
+def start(number: int, new_tokens: int = 6) -> Decode:
+    """Sequence and command have the same number."""
+    return Decode(number, number, 8, 65, new_tokens, (), Sampling(temperature=1.0, seed=3))
 
 
 @torch.inference_mode()
 def test_a_step_makes_one_token_of_every_sequence_that_decodes(tiny_qwen3: Path) -> None:
-    hot = Sampling(temperature=1.0, seed=3)
-    requests = ["a", "b", "c"]
-    alone: dict[str, list[int]] = {}
-    for number, request in enumerate(requests):
-        rank = rank_with(tiny_qwen3, requests)
-        rank.decode(Decode(number, request, 65, 6, (), hot))
-        alone[request] = [made.token.token for _ in range(6) for made in rank.step()]
+    alone: dict[int, list[int]] = {}
+    for number in range(3):
+        rank = rank_with(tiny_qwen3, 3)
+        rank.decode(start(number))
+        alone[number] = [made.token.token for _ in range(6) for made in rank.step()]
         assert rank.idle
-    rank = rank_with(tiny_qwen3, requests)
+    rank = rank_with(tiny_qwen3, 3)
     together: dict[int, list[int]] = {0: [], 1: [], 2: []}
     steps = []
-    for number, request in enumerate(requests):
-        rank.decode(Decode(number, request, 65, 6, (), hot))
+    for number in range(3):
+        rank.decode(start(number))
         steps.append(rank.step())
     while not rank.idle:
         steps.append(rank.step())
-        rank.end("a")  # leaves after four of its six tokens
+        rank.end(0)  # leaves after four of its six tokens
     for made in (made for step in steps for made in step):
         together[made.n].append(made.token.token)
     assert [[made.n for made in step] for step in steps[:5]] == [[0], [0, 1], [0, 1, 2], [0, 1, 2], [1, 2]]
-    assert together == {0: alone["a"][:4], 1: alone["b"], 2: alone["c"]}
+    assert together == {0: alone[0][:4], 1: alone[1], 2: alone[2]}

@@ -40,9 +40,9 @@ def test_a_reader_sees_what_the_writer_wrote(memories: tuple[KvMemory, KvMemory]
     slots = [SlotRef(1, 4, 7), SlotRef(0, 0, 1), SlotRef(1, 2, 3)]
     context_L2SGD = torch.randn(2, 2, 14, 3, 4)  # two tokens more than whole blocks
     write(writer, list(enumerate(slots)), context_L2SGD)
-    copied = torch.zeros(2, 2, 16, 3, 4)
-    assert reader.copy_out(slots, copied) == 3 * LAYOUT.block_bytes
-    assert torch.equal(copied[:, :, :12], context_L2SGD[:, :, :12])
+    copied = torch.cat([reader.block(slot) for slot in slots], dim=2)
+    assert torch.equal(copied, context_L2SGD[:, :, :12])
+    reader.check(plan_of(enumerate(slots)))
     layer = torch.zeros(2, 12, 3, 4)
     reader.read_layer(plan_of(enumerate(slots)), 1, layer)
     assert torch.equal(layer, context_L2SGD[1, :, :12])
@@ -55,7 +55,7 @@ def test_a_slot_that_was_written_again_is_stale(memories: tuple[KvMemory, KvMemo
     reader.check(plan_of([(0, SlotRef(0, 3, 1))]))
     write(writer, [(0, SlotRef(0, 3, 2))], context_L2SGD)
     with pytest.raises(StaleSlot, match=r"rank 0: slots \[3\] are at \[2\]"):
-        reader.copy_out([SlotRef(0, 3, 1)], torch.zeros(2, 2, 4, 3, 4))
+        reader.check(plan_of([(0, SlotRef(0, 3, 1))]))
 
 
 def test_a_slot_that_is_being_written_is_stale(memories: tuple[KvMemory, KvMemory]) -> None:
