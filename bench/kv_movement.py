@@ -56,7 +56,7 @@ def new_memory(seed: int) -> KvMemory:
 def lend(pipe: Connection) -> None:
     """The other process: registered memory, and a look now and then, as an idle mover does."""
     memory, scratch = new_memory(1), torch.zeros(1, dtype=torch.int64)  # both stay as long as they are registered
-    wire = Wire("bench-source", "bench", memory, scratch)
+    wire = Wire("bench-source", "bench", memory, [], scratch)
     pipe.send(wire.access)
     while not pipe.poll(IDLE_TICK_S):
         wire.progress()

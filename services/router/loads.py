@@ -63,9 +63,8 @@ class OpenRequest:
 
 @dataclass(slots=True)
 class Loads:
-    """State of the fold; `evolve` is its only writer. A worker or decode rank without a reservation has no entry. `decoding` and
-    `output_tokens` count what is reserved at a decode rank: requests, and their tokens. `touched` are the workers whose load
-    has changed since the board last looked (`board.py`)."""
+    """State of the fold; `evolve` is its only writer. What has no reservation has no entry: `decoding` and `output_tokens` are
+    requests at a decode rank, and their tokens. `touched` are workers whose load has changed since the board looked."""
 
     open: dict[RequestId, OpenRequest] = field(default_factory=dict)
     of_worker: dict[WorkerId, Load] = field(default_factory=dict)
