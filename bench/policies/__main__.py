@@ -58,9 +58,12 @@ def caching(traces: Annotated[list[str] | None, typer.Argument(help="prefixes th
             policy: Annotated[list[str], typer.Option()] = ["paper"],  # noqa: B006  (never changed)
             rate: Annotated[list[float], typer.Option()] = [24.0, 27.0],  # noqa: B006
             beta: Annotated[float, typer.Option(help="of the paper's price")] = 3.0,
+            fetch: Annotated[bool, typer.Option(help="whether `vertumnus` reads prefixes from other workers")] = True,
             slices: Slices = 4, limit: Limit = 20_000, warmup_s: WarmUp = 60, out: Out = None) -> None:  # fmt: skip
     """The cache manager on and off (the paper's Figure 14), on 6 workers of degree 4 and 2 of degree 8."""
-    setup = replace(SETUP, compositions=parse_nodes(["3x4,4", "2x8"], None), parameters={"beta": beta})
+    setup = replace(
+        SETUP, compositions=parse_nodes(["3x4,4", "2x8"], None), parameters={"beta": beta, "prefix_fetch": fetch}
+    )
     sources = [source(each) for each in traces or ()]
     caching_bench.caching(sources, [policy_of(name) for name in policy], rate, setup, slices, limit, warmup_s, out)
 

@@ -20,20 +20,17 @@ A copy that its destination would have to compute is not asked for unless more t
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from itertools import islice
+from typing import Literal
 
 from services.cachemgr.node import Candidate
 from services.cachemgr.reclamation import Excess
-from services.cachemgr.replication import Operations, Wish, computes_copies
+from services.cachemgr.replication import Wish
 from services.cachemgr.trie import Trie
+from services.cachemgr.view import Destination, View
 from shared.contracts.copy_commands import COPY_BLOCKS_MAX
-from shared.contracts.ids import BlockId, WorkerId
-from shared.model.backlog import Backlog
-from shared.model.cost import US_PER_S, Coefficients
-from shared.model.holders import Holders
-from shared.model.parameters import Parameters
-from shared.model.pool import Pool, Worker
+from shared.contracts.ids import BlockId
+from shared.model.cost import US_PER_S
 
 Kind = Literal["inter", "intra"]
 
@@ -57,74 +54,12 @@ PRESSURE_MIN = 0.9
 COLD_S = 60.0
 
 
-class Load(NamedTuple):
-    """Sorts by what waits there."""
-
-    service_us: int
-    worker: WorkerId
-
-
-class Destination(NamedTuple):
-    """A worker that may take z, with what it lacks of the path. Sorts by `rank`, then by load."""
-
-    rank: int
-    load: Load
-    worker: Worker
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What a choice looks at."""
-
-    trie: Trie
-    holders: Holders
-    pool: Pool
-    backlog: Backlog
-    operations: Operations
-    parameters: Parameters
-    coefficients: Coefficients
-
-    def copy_us(self, place: "Destination", path_blocks: int) -> int:
-        """What a copy of a path costs the ranks of its destination: nothing where it is read beside their steps."""
-        if not computes_copies(self.pool, place.worker):
-            return 0
-        spec = self.pool.nodes[place.worker.node].spec
-        assert spec is not None, "a worker's node has registered"
-        cached_tokens = (path_blocks - place.blocks) * spec.block_tokens
-        return self.coefficients.prefill_us(place.worker.degree, place.blocks * spec.block_tokens, cached_tokens)
-
-    def capacity(self, worker: Worker) -> int:
-        """Blocks of KV memory."""
-        spec = self.pool.nodes[worker.node].spec
-        assert spec is not None, "a worker's node has registered"
-        return spec.blocks_per_rank * (worker.degree if spec.kv_layout == "cyclic" else 1)
-
-    def room(self, worker: Worker) -> int:
-        """Blocks that neither prompts under way nor copies on their way need. Cached ones make room."""
-        spec = self.pool.nodes[worker.node].spec
-        assert spec is not None, "a worker's node has registered"
-        prompts = -(-self.backlog.at(worker.id).prompt_tokens // spec.block_tokens)
-        copies = sum(each.asked.blocks for each in self.operations.open.values() if each.asked.destination == worker.id)
-        return self.capacity(worker) - prompts - copies
-
-    def load(self, worker: WorkerId) -> Load:
-        return Load(self.backlog.at(worker).service_us, worker)
-
-    def pressure(self, worker: Worker) -> float:
-        """How full its cache is."""
-        return self.holders.index.counts.get(worker.id, 0) / self.capacity(worker)
-
-    def of_degree(self, degree: int) -> list[Worker]:
-        """The workers that may be given something."""
-        return [each for each in self.pool.workers.values() if each.degree == degree and self.pool.schedulable(each)]
-
-
 def copies(view: View, scan: int) -> list[Wish]:
     """The copies of scan `scan`, which names them."""
-    limit = min(view.parameters.cache_operations_max, OPEN_MAX - len(view.operations.open))
     if view.parameters.frozen:
         return []
+    room = max(0, OPEN_MAX - len(view.operations.open))
+    limit = min(view.parameters.cache_operations_max, room)
     match view.parameters.cache_policy:
         case "lru":
             return []
@@ -133,9 +68,7 @@ def copies(view: View, scan: int) -> list[Wish]:
         case "paper":
             inter, intra, _ = view.trie.candidates()
             found = [*_first_copies(view, inter, limit), *_more_copies(view, intra, limit)]
-    return [
-        wish._replace(operation=f"copy-{scan}-{number}") for number, wish in enumerate(found[: max(limit, 0)], start=1)
-    ]
+    return [wish._replace(operation=f"copy-{scan}-{number}") for number, wish in enumerate(found[:room], start=1)]
 
 
 def reclamations(view: View, scan: int, chosen: Iterable[Wish]) -> list[Excess]:
@@ -183,7 +116,8 @@ def _first_copies(view: View, candidates: list[Candidate], limit: int) -> list[W
         if (place := _destination(view, each)) is not None
     ]
     priced.sort(key=lambda each: (-each[0], each[1].node.block, each[1].degree))
-    return [_wish(view, each, "inter", place, score) for score, each, place in priced[:limit]]
+    wishes = (_wish_with_room(view, each, "inter", place, score) for score, each, place in priced)
+    return list(islice(filter(None, wishes), limit))
 
 
 def _more_copies(view: View, candidates: list[Candidate], limit: int) -> list[Wish]:
@@ -195,7 +129,8 @@ def _more_copies(view: View, candidates: list[Candidate], limit: int) -> list[Wi
         near = [each for each in placed if each[0].score >= NEARLY * best]
         ranked += sorted(near, key=lambda each: each[1].blocks)
         placed = placed[len(near) :]
-    return [_wish(view, each, "intra", place, each.score) for each, place in ranked[:limit]]
+    wishes = (_wish_with_room(view, each, "intra", place, each.score) for each, place in ranked)
+    return list(islice(filter(None, wishes), limit))
 
 
 # --- by regret
@@ -212,14 +147,14 @@ def _by_regret(view: View, limit: int) -> list[Wish]:
         deepest[root.block, each.degree] = each
     missed_s = {(each.node.block, each.degree): each.score for each in candidates}
     wishes = []
-    for group in sorted(deepest, key=lambda group: (-lost_s[group], group))[: max(limit, 0)]:
+    for group in sorted(deepest, key=lambda group: (-lost_s[group], group))[:limit]:
         candidate = deepest[group]
         place = _destination(view, candidate, MISSING_US)
         on_path_s = sum(missed_s.get((each.block, candidate.degree), 0.0) for each in candidate.node.upwards())
         if place is not None and view.copy_us(place, candidate.node.depth + 1) < on_path_s * US_PER_S:
             kind: Kind = "intra" if candidate.replicas else "inter"
-            wishes.append(_wish(view, candidate, kind, place, lost_s[group]))
-    return wishes
+            wishes.append(_wish_with_room(view, candidate, kind, place, lost_s[group], MISSING_US))
+    return [wish for wish in wishes if wish is not None]
 
 
 # --- where to and from where
@@ -228,7 +163,7 @@ def _by_regret(view: View, limit: int) -> list[Wish]:
 def _deepest(view: View, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
     """Those below which there is no other of the same degree, and of whose path no copy to the degree is under way."""
     candidates = list(candidates)
-    above = {(each.node.parent.block, each.degree) for each in candidates if each.node.parent is not None}
+    above = _above(candidates)
     coming: set[tuple[bytes, int]] = set()
     covered: set[tuple[BlockId, int]] = set()
     for operation in view.operations.open.values():
@@ -241,6 +176,17 @@ def _deepest(view: View, candidates: Iterable[Candidate]) -> Iterator[Candidate]
             continue
         if not any((node.block, each.degree) in coming for node in each.node.upwards()):
             yield each
+
+
+def _above(candidates: Iterable[Candidate]) -> set[tuple[BlockId, int]]:
+    """What lies above a candidate, by degree, with or without others between: each path is walked once."""
+    above: set[tuple[BlockId, int]] = set()
+    for each in candidates:
+        for node in islice(each.node.upwards(), 1, None):
+            if (node.block, each.degree) in above:
+                break
+            above.add((node.block, each.degree))
+    return above
 
 
 def _destination(view: View, candidate: Candidate, missing_us: int | None = None) -> Destination | None:
@@ -257,6 +203,17 @@ def _destination(view: View, candidate: Candidate, missing_us: int | None = None
             rank = missing if missing_us is None else missing_us * missing + load.service_us
             found.append(Destination(rank, load, worker, missing))
     return min(found, key=lambda each: (each.rank, each.load), default=None)
+
+
+def _wish_with_room(
+    view: View, candidate: Candidate, kind: Kind, place: Destination, score: float, missing_us: int | None = None
+) -> Wish | None:
+    """To `place`, or elsewhere if the room there has gone to what this scan has chosen before; None if there is no other."""
+    found = place if place.blocks <= view.room(place.worker) else _destination(view, candidate, missing_us)
+    if found is None:
+        return None
+    view.promised[found.worker.id] += found.blocks
+    return _wish(view, candidate, kind, found, score)
 
 
 def _wish(view: View, candidate: Candidate, kind: Kind, place: Destination, score: float) -> Wish:

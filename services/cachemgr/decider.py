@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.cachemgr import choosing, demand, reclamation, regret, replication
-from services.cachemgr.choosing import View
 from services.cachemgr.reconciliation import Known, reconcile
 from services.cachemgr.replication import Operations
 from services.cachemgr.trie import Trie
+from services.cachemgr.view import View
 from shared.contracts.copy_commands import Copy, Evict
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (

@@ -36,6 +36,16 @@ class Statistics:
     missed: list[float] = field(default_factory=lambda: [0.0] * len(DEGREES))
     seen: float = 0.0
 
+    def settle(self, factor: float, scan: int) -> None:
+        """Make it as of `scan`."""
+        self.seen = decayed((self.seen,), factor)[0]
+        self.access, self.missed = list(decayed(self.access, factor)), list(decayed(self.missed, factor))
+        self.stamp = scan
+
+    def is_hot(self, factor: float, limits: "Limits") -> bool:
+        """Whether a node may be a candidate for a copy, or is demanded enough to be kept."""
+        return max(self.access) * factor >= limits.reclaim or max(self.missed) * factor > limits.inter
+
 
 @dataclass(slots=True, eq=False)
 class Node:

@@ -23,7 +23,18 @@ from heapq import nlargest
 from itertools import islice
 
 from services.cachemgr.node import (
-    COLD, INDEX, NO_DEMAND, Candidate, Candidates, Demand, Node, Statistics, decayed, limits_of, power, with_more,
+    COLD,
+    INDEX,
+    NO_DEMAND,
+    Candidate,
+    Candidates,
+    Demand,
+    Node,
+    Statistics,
+    decayed,
+    limits_of,
+    power,
+    with_more,
 )  # fmt: skip
 from shared.contracts.ids import BlockId, WorkerId
 from shared.model.holders import Holders
@@ -237,15 +248,11 @@ class Trie:
 
     def _settled(self, node: Node) -> Statistics:
         """The node's statistics as of this scan, so that something can be added."""
-        if (statistics := node.statistics) is None:
-            statistics = node.statistics = Statistics(self.scan)
-        elif statistics.stamp != self.scan:
-            factor = self._factor(statistics)
-            statistics.seen = decayed((statistics.seen,), factor)[0]
-            statistics.access = list(decayed(statistics.access, factor))
-            statistics.missed = list(decayed(statistics.missed, factor))
-            statistics.stamp = self.scan
-        return statistics
+        if node.statistics is None:
+            node.statistics = Statistics(self.scan)
+        elif node.statistics.stamp != self.scan:
+            node.statistics.settle(self._factor(node.statistics), self.scan)
+        return node.statistics
 
     def _demanded(self, node: Node, value: float, makes_hot: bool) -> None:
         self._ceiling = max(self._ceiling, value)
@@ -259,13 +266,8 @@ class Trie:
             self._recent.popitem(last=False)
 
     def _is_hot(self, node: Node) -> bool:
-        if (statistics := node.statistics) is None:
-            return False
-        factor = self._factor(statistics)
-        return (
-            max(statistics.access) * factor >= self._limits.reclaim
-            or max(statistics.missed) * factor > self._limits.inter
-        )
+        statistics = node.statistics
+        return statistics is not None and statistics.is_hot(self._factor(statistics), self._limits)
 
     # --- self-check
 

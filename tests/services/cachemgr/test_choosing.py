@@ -100,6 +100,38 @@ def test_one_copy_of_the_longest_path_that_degree_four_misses(story: CacheStory)
     assert (done.chosen, done.inter_candidates) == (("copy-1-1",), 3)
 
 
+def test_a_path_is_copied_once_even_if_a_block_on_it_is_no_candidate(story: CacheStory) -> None:
+    story.stores(ONE, "a b c")
+    for name in "ac":
+        story.state.trie.missed(story.state.trie.nodes[block(name)], 4, 1.0)
+    assert [each.z for each in copies(story)] == [block("c")]
+
+
+def test_copies_of_one_scan_leave_room_for_each_other(story: CacheStory) -> None:
+    """Prompts of 3,998 blocks wait at both workers of degree 4, which have 4,000: each has room for one of three paths."""
+    for number, worker in enumerate((FOUR, OTHER_FOUR)):
+        waits(story, f"w{number}", worker, 1_000, tokens=399_800)
+    for names in ("a b", "p q", "x y"):
+        story.stores(ONE, names)
+        for number in range(2):
+            misses(story, f"{names[0]}{number}", names, 4)
+    found = copies(story)
+    assert sorted(each.destination for each in found) == [FOUR, OTHER_FOUR]
+    assert len({each.z for each in found}) == 2
+
+
+def test_each_list_has_a_limit_of_its_own(story: CacheStory) -> None:
+    story.tell(changes("paper", 2, cache_operations_max=1))
+    story.stores(ONE, "a")
+    story.stores(ONE, "x")
+    story.stores(FOUR, "p")
+    for number in range(3):
+        misses(story, f"a{number}", "a", 4)
+        misses(story, f"x{number}", "x", 4)
+        reuses(story, f"p{number}", "p", FOUR)
+    assert [each.kind for each in copies(story)] == ["inter", "intra"]
+
+
 def test_nothing_is_asked_for_at_or_below_the_threshold_or_without_a_manager(story: CacheStory) -> None:
     story.stores(ONE, "a")
     misses(story, "r1", "a", 4)

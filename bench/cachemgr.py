@@ -1,0 +1,169 @@
+"""What the global trie costs: memory per node, and the time of lookups, demand, scans and a restart.
+
+`python -m bench.cachemgr --nodes 10000000`. Workers of every degree hold prompts of 256 blocks that share their first 64 with
+fifteen others, and every eighth prompt is held twice. A restart is what a new process does: it folds a full report of every
+worker. Times are of the processor.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Annotated
+
+import typer
+
+from services.cachemgr import decider
+from services.cachemgr.decider import State
+from services.worker import cache_events
+from services.worker.engine.protocol import Resident
+from shared.contracts.envelope import Envelope, EventData, Stored
+from shared.contracts.events import CacheScanCompleted, CommittedWorker, EpochCommitted
+from shared.contracts.ids import BlockId, NodeId, Source, WorkerId, worker_id
+from shared.model.cost import load_coefficients
+from shared.model.lattice import groups_of
+from shared.runtime.clock import Ids, SystemClock
+
+COMPOSITION = (1, 1, 2, 4)
+PROMPT_BLOCKS, SHARED_BLOCKS, SIBLINGS = 256, 64, 16
+TOUCHED = 2_000
+
+Run = tuple[BlockId | None, tuple[BlockId, ...]]
+
+
+class Bench:
+    """A cache manager's folded state, of nodes that have their first epoch."""
+
+    def __init__(self, pool_nodes: int) -> None:
+        self.state: State = decider.initial(load_coefficients("qwen3_30b_a3b_h20"))
+        self.workers: list[WorkerId] = []
+        self._ids, self._seq = Ids(SystemClock(), Random(1)), count(1)
+        for index in range(pool_nodes):
+            node = NodeId(f"n{index}")
+            workers = tuple(
+                CommittedWorker(
+                    worker=worker_id(node, 1, group.first_rank),
+                    degree=group.degree,
+                    first_rank=group.first_rank,
+                    capacity_us=1,
+                )
+                for group in groups_of(COMPOSITION)
+            )
+            self.workers += [each.worker for each in workers]
+            self.tell(EpochCommitted(node=node, epoch=1, composition=COMPOSITION, workers=workers))
+
+    def tell(self, *facts: EventData) -> None:
+        for fact in facts:
+            seq = next(self._seq)
+            event = Envelope(
+                id=self._ids.next(),
+                type=fact.TYPE,
+                version=fact.VERSION,
+                pool="main",
+                source=Source("bench-1-00000000"),
+                source_seq=seq,
+                time_ns=seq,
+                data=fact,
+            )
+            decider.evolve(self.state, Stored("log", seq, event))
+
+
+def main(nodes: Annotated[int, typer.Option(min=10_000)] = 1_000_000, pool_nodes: int = 8) -> None:
+    """Fill a trie and time it."""
+    gc.disable()  # as after `gc.freeze`: a collection of millions of live objects finds nothing and takes seconds
+    bench = Bench(pool_nodes)
+    state, workers = bench.state, bench.workers
+    holdings = _holdings(workers, nodes)
+    idle_bytes = resident_bytes()
+    # What a report carries is built and thrown away piece by piece: ids of the state are its own.
+    parts, seconds = 0, 0.0
+    for worker in workers:
+        reports = cache_events.report(worker, 1, 0, Resident(tuple(holdings(worker))))
+        began_s = time.process_time()
+        bench.tell(*reports)
+        seconds += time.process_time() - began_s
+        parts += len(reports)
+    found, used = len(state.trie.nodes), resident_bytes() - idle_bytes
+    print(
+        f"{found:,} nodes, {state.trie.copies:,} (worker, block): {used / 2**30:.2f} GiB, {used / found:.0f} bytes a node"
+    )
+    print(
+        f"restart: {parts} parts of reports folded in {seconds:.1f} s, {seconds / state.trie.copies * 1e9:.0f} ns a block"
+    )
+    _timed(bench, holdings)
+
+
+def _timed(bench: Bench, holdings: Callable[[WorkerId], Iterator[Run]]) -> None:
+    state, workers = bench.state, bench.workers
+    chains = [_path(state, blocks[-1]) for _, blocks in list(holdings(workers[0]))[-200:]]
+    _show("lookup of a prompt's path, any holder", lambda: [state.trie.matched(chain) for chain in chains], len(chains))
+    _show("lookup at every worker", lambda: [state.holders.matched(chain) for chain in chains], len(chains))
+    hot = [block for chain in chains for block in chain][:TOUCHED]
+    _show("access counted", partial(_access, state, hot), len(hot))
+    _show("missed counted", partial(_miss, state, hot), len(hot))
+    _show(f"a scan with {len(hot):,} hot nodes, per hot node", lambda: decider.scan(state), len(hot))
+    scan = CacheScanCompleted(
+        scan=1, to_seq=0, nodes=0, holders=0, inter_candidates=0, intra_candidates=0, reclaim_candidates=0
+    )
+    _show("its decay, per hot node", lambda: bench.tell(scan), len(hot))
+    for _ in range(60):
+        bench.tell(scan)
+    _show("a scan with nothing hot", lambda: decider.scan(state), 1)
+    began_s = time.process_time()
+    gone = state.holders.index.clear(workers[0])
+    state.trie.dropped(workers[0], gone)
+    print(f"{'a worker lost, per block':44} {(time.process_time() - began_s) / len(gone) * 1e6:10.2f} µs")
+
+
+def _holdings(workers: list[WorkerId], nodes: int) -> Callable[[WorkerId], Iterator[Run]]:
+    """What each worker holds, as runs: made anew whenever it is asked for, and always the same."""
+    own = SIBLINGS * (PROMPT_BLOCKS - SHARED_BLOCKS) + SHARED_BLOCKS
+    families = max(1, nodes // own // len(workers))
+
+    def runs(of: int, family: int, part: int) -> Iterator[Run]:
+        chance = Random(f"{of} {family}")
+        shared = tuple(BlockId(chance.randbytes(16)) for _ in range(SHARED_BLOCKS))
+        yield None, shared
+        for number in range(SIBLINGS):
+            rest = tuple(BlockId(chance.randbytes(16)) for _ in range(PROMPT_BLOCKS - SHARED_BLOCKS))
+            if number % part == 0:
+                yield shared[-1], rest
+
+    def holdings(worker: WorkerId) -> Iterator[Run]:
+        index = workers.index(worker)
+        for family in range(families):
+            yield from runs(index, family, 1)
+            yield from runs((index + 1) % len(workers), family, 8)
+
+    return holdings
+
+
+def _path(state: State, block: BlockId) -> list[BlockId]:
+    return state.trie.path(state.trie.nodes[block])
+
+
+def _access(state: State, blocks: list[BlockId]) -> None:
+    for block in blocks:
+        state.trie.accessed(state.trie.nodes[block], 4)
+
+
+def _miss(state: State, blocks: list[BlockId]) -> None:
+    for block in blocks:
+        state.trie.missed(state.trie.nodes[block], 8, 0.1)
+
+
+def _show(what: str, work: Callable[[], object], times: int) -> None:
+    began_s = time.process_time()
+    work()
+    print(f"{what:44} {(time.process_time() - began_s) / times * 1e6:10.2f} µs")
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4_096
+
+
+if __name__ == "__main__":
+    typer.run(main)
