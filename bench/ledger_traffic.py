@@ -7,7 +7,7 @@ request, 2.4 kB each.
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from shared.contracts.envelope import EventData
@@ -39,6 +39,10 @@ BLOCK_TOKENS = 64
 BLOCKS_KEPT_MAX = 20_000
 WINDOW_REQUESTS = 200
 
+PROMPT_TOKENS = (512, 2_048, 8_192, 16_384)
+REAL_PROMPT_TOKENS = (2_048, 8_192, 16_384, 21_504)
+"""188 blocks in the mean, as recorded agents and conversations had them."""
+
 
 class Told(NamedTuple):
     """One fact, who says it and what it belongs to. `sender` is one of `SENDERS`."""
@@ -52,11 +56,13 @@ SENDERS = ("router", "worker", "controller")
 
 
 class Traffic:
-    """The events of the pool, from its start on; equal seeds tell equal stories. `name` keeps requests apart."""
+    """The events of the pool, from its start on; equal seeds tell equal stories. `name` keeps requests apart; each is as long
+    as one of `prompts`."""
 
-    def __init__(self, seed: int, name: str = "r") -> None:
+    def __init__(self, seed: int, name: str = "r", prompts: Sequence[int] = PROMPT_TOKENS) -> None:
         self._chance = random.Random(seed)
         self._name = name
+        self._prompts = prompts
         self._requests = 0
         self._numbers: dict[WorkerId, int] = {}
         self._kept: dict[WorkerId, deque[tuple[bytes, int]]] = {}
@@ -94,7 +100,7 @@ class Traffic:
         """The next request's events, from its receipt to its end."""
         self._requests += 1
         request = RequestId(f"{self._name}-{self._requests}")
-        prompt_tokens = self._chance.choice((512, 2_048, 8_192, 16_384))
+        prompt_tokens = self._chance.choice(self._prompts)
         block_ids = self._chance.randbytes(16 * (prompt_tokens // BLOCK_TOKENS))
         for sender, fact in self._life(request, prompt_tokens, block_ids):
             yield Told(sender, fact, request)

@@ -71,6 +71,11 @@ class Past:
         """The next event of the log."""
         keepsake_model.evolve(self._keepsake, stored)
 
+    @property
+    def events(self) -> list[Stored]:
+        """All of them, in the order of the log."""
+        return list(self._keepsake.kept.values())
+
     def kept(self, begun: Beginning) -> list[Stored]:
         """The events that a process folds first, if the log begins behind what was folded here."""
         return [each._replace(kept=True) for each in self._keepsake.kept.values()] if begun.has_kept else []

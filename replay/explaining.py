@@ -2,14 +2,15 @@
 
 Most of it is recorded: the winner, the best of each degree and the next four, with every part of their prices. The others, and
 which worker was excluded for which reason, are in no event; they follow from the state that the router decided on, which
-`recompute` folds from the log's beginning.
+`recompute` folds from the log's beginning or from the last state that was kept before.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from replay import history
+from replay import history, keeping
 from replay.beginnings import Past
+from replay.freezing import known
 from replay.pool_routers import Routers
 from replay.routers import Decided
 from services.ledger import database, queries, reading
@@ -33,7 +34,11 @@ from shared.contracts.events import (
 from shared.contracts.ids import WorkerId
 
 RECOMPUTED_EVENTS_MAX = 20_000
-"""Where a decision lies this close to its log's beginning, folding takes about a second, and nobody has to ask for it."""
+"""Where a decision lies this close to its log's beginning or a kept state, folding takes about a second: nobody has to ask."""
+
+
+RUN_UP_EVENTS = 1_000
+"""Between a kept state and the placement: more than a router lags that serves."""
 
 
 class Unknown(LookupError):
@@ -81,7 +86,7 @@ async def explain(
 ) -> Explanation:
     """Explain the request with the id `name`, as the record or its client knows it. `recompute` None: if that is quick.
 
-    Errors: Unknown; those of `database.connect`.
+    Errors: Unknown; BadState; those of `database.connect`.
     """
     connection = await database.connect(database_url)
     try:
@@ -144,12 +149,16 @@ async def _note_place(connection: Any, events: list[Stored], notes: list[str]) -
         notes.append("the record has its row and no event of it that can be read")
         return
     log = logs[events[0].log]
-    if log.number < len(logs):
+    newest = max(each.number for each in logs.values())
+    if log.number < newest:
         ended = f"which ended at {log.stream_seq}: the stream was lost or put back"
-        notes.append(f"it is of log {log.number} of {len(logs)}, {ended}")
+        notes.append(f"it is of log {log.number} of {newest}, {ended}")
     first, last = events[0].stream_seq, events[-1].stream_seq
     if not isinstance(events[0].data, RequestReceived):
-        notes.append("its beginning is not in the record: it was dropped by the stream before it was copied")
+        why = "it was dropped by the stream before it was copied"
+        if log.begins is not None:
+            why = f"this is a part of one, which begins behind {log.after_seq}"
+        notes.append(f"its beginning is not in the record: {why}")
     for begin, end in log.gaps:
         if first - 1 <= end and begin <= last + 1:
             notes.append(f"events {begin} to {end} are missing (an accepted gap): some of them may have been about it")
@@ -187,7 +196,13 @@ async def _recomputed(
 ) -> dict[int, Weighed]:
     """The whole weighing of each placement, by sequence."""
     placed = [each for each in events if isinstance(each.data, RequestAssigned)]
-    if not placed or recompute is False or (recompute is None and placed[-1].stream_seq > RECOMPUTED_EVENTS_MAX):
+    if not placed or recompute is False:
+        return {}
+    logs = await reading.logs(connection)
+    log = next(each for each in logs if str(each.log) == placed[0].log)
+    frozen = await keeping.before(connection, log, max(placed[0].stream_seq - RUN_UP_EVENTS, log.after_seq))
+    after_seq = frozen.stream_seq if frozen is not None else 0
+    if recompute is None and placed[-1].stream_seq - after_seq > RECOMPUTED_EVENTS_MAX:
         return {}
     wanted = {each.stream_seq for each in placed}
     weighed: dict[int, Weighed] = {}
@@ -200,16 +215,17 @@ async def _recomputed(
         else:
             weighed[decided.recorded.stream_seq] = _weigh(decided)
 
-    logs = await reading.logs(connection)
-    log = next(each for each in logs if str(each.log) == placed[0].log)
-    begun = await history.registrations(connection, log.log)
-    past = Past(await history.inherited(connection, logs, log))
-    routers = Routers([each for each in begun if each.source == placed[0].event.source], past, judge)
+    begun = known(frozen, await history.registrations(connection, log.log))
+    past = Past(await history.inherited(connection, logs, log)) if frozen is None else frozen.past
+    source = placed[0].event.source
+    routers = Routers([each for each in begun if each.source == source], past, judge, lambda other: other == source)
+    if frozen is not None:
+        routers.begin_at(frozen)
     folded = 0
-    missing = await history.holes(connection, log, routers)
-    async for page in history.pages(connection, log, missing, placed[-1].stream_seq):
+    missing = await history.holes(connection, log, routers, after_seq)
+    async for page in history.pages(connection, log, missing, placed[-1].stream_seq, after_seq):
         for stored in page:
-            routers.fold(stored)
+            routers.fold(stored, stored.stream_seq in wanted)
             past.fold(stored)
         folded += len(page)
         if progress is not None:

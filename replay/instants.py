@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from services.ledger import database, loading, reading, seals, snapshots
+from services.ledger import database, partial, reading, seals, snapshots
 from services.ledger.patches import Place
 from services.ledger.queries import Json
 from services.ledger.reading import LogInfo
@@ -51,7 +51,7 @@ async def states(
             if any(each.is_seq and each.number > logs[-1].stream_seq for each in instants):
                 raise Nothing(f"the record ends before that instant: {covered}")
             told = await _Pass(connection, logs, instants, progress).run()
-            if any(not each["place"] for each in told):
+            if any(not each["place"] for each in told) or _any_before(logs[0], instants, told):
                 raise Nothing(f"the record begins after that instant: {covered}")
             return told
     finally:
@@ -104,9 +104,12 @@ class _Pass:
         for at, instant in self._waiting.items():
             self._at_least[at] = await self._before(instant) or START
         start = min(self._at_least.values())
+        if (begins := self._logs[0].begins) is not None:
+            # There is no other snapshot in a part of a record.
+            start = Place(self._logs[0].number, begins.stream_seq)
         if start == START:
             return start
-        self._models = await loading.load(self._connection, start)
+        self._models = await partial.models_at(self._connection, start)
         log = next(each for each in self._logs if each.number == start.log)
         time_ns = await _time(self._connection, log.log, start.seq)
         self._place = {"log": str(log.log), "stream_seq": start.seq, "time_ns": time_ns}
@@ -127,7 +130,7 @@ class _Pass:
     async def _events(self, start: Place) -> AsyncIterator[tuple[LogInfo, Record]]:
         events = 0
         for log in (each for each in self._logs if each.number >= start.log):
-            after_seq = start.seq if log.number == start.log else 0
+            after_seq = start.seq if log.number == start.log else log.after_seq
             async for page in reading.stories(self._connection, log.log, after_seq, log.stream_seq):
                 for row in page:
                     yield log, record(row)
@@ -147,6 +150,17 @@ async def _time(connection: Any, log: UUID, seq: int) -> int | None:
     return next((int(time_ns) for time_ns in found if time_ns is not None), None)
 
 
+def _any_before(log: LogInfo, instants: Sequence[Instant], told: Sequence[Json]) -> bool:
+    """Whether an instant lies before a part of a record begins."""
+    if log.begins is None:
+        return False
+    nothing = {"log": str(log.log), "stream_seq": log.after_seq}
+    return any(
+        state["place"].items() >= nothing.items() and not (asked.is_seq and asked.number == log.after_seq)
+        for asked, state in zip(instants, told, strict=True)
+    )
+
+
 _TIMES = [
     f"SELECT time_ns FROM {table} WHERE log = $1 AND stream_seq = $2"  # noqa: S608
     for table in ("decisions", "block_events")
@@ -160,7 +174,7 @@ async def _covered(connection: Any, logs: Sequence[LogInfo]) -> str:
         raise Nothing("the record is empty")
     end_ns = await connection.fetchval(_LAST_TIME, logs[-1].log)
     times = " to ".join(datetime.fromtimestamp(each / 1e9, UTC).isoformat() for each in (begin_ns, end_ns or begin_ns))
-    return f"the record covers {logs[0].log}:1 to {logs[-1].log}:{logs[-1].stream_seq}, {times}"
+    return f"the record covers {logs[0].log}:{logs[0].after_seq + 1} to {logs[-1].log}:{logs[-1].stream_seq}, {times}"
 
 
 _FIRST_TIME = """

@@ -6,12 +6,13 @@ give it: right after the subject's last event, or after any of the others that c
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from replay.beginnings import Beginning, Past, Registration
 from replay.findings import Findings, Place
+from replay.freezing import EARLIER, Fold, Frozen
 from replay.routers import DROPPED, HOLE
 from shared.contracts.envelope import Channel, EventData, Stored
 from shared.contracts.ids import Source
@@ -50,6 +51,8 @@ class LeaderReplica:
         self._role = role
         self._log = log
         self._findings = findings
+        self.is_doubtful = False
+        """Whether the next decisions may have been made on less than the state has."""
         self._unseen: list[Stored] = []
         self._run: list[Stored] = []
         self._wanted: set[int] = set()
@@ -68,6 +71,7 @@ class LeaderReplica:
         if is_own:
             self.settle()
             self._catch_up()
+            self.is_doubtful = False
             self._role.evolve(self.state, stored)
             return
         self._unseen.append(stored)
@@ -99,6 +103,12 @@ class LeaderReplica:
             if each.stream_seq in wanted:
                 self._judge(each, derived.get(each.stream_seq, ()))
             self._role.evolve(self.state, each)
+        self.is_doubtful = False
+
+    @property
+    def pending(self) -> list[Stored]:
+        """What is not folded yet."""
+        return [*self._unseen, *self._run]
 
     def _continues(self, stored: Stored) -> bool:
         """Whether it may have been appended together with what waits."""
@@ -122,6 +132,9 @@ class LeaderReplica:
         if self.broken:
             self._findings.skip(stored.event.type, self.broken)
             return
+        if self.is_doubtful and stored.data not in derived:
+            self._findings.skip(stored.event.type, EARLIER)
+            return
         about = stored.event.correlation or stored.event.source
         place = Place(self._log, stored.stream_seq, about)
         self._findings.compare(place, stored.event.type, stored.data, derived)
@@ -141,6 +154,36 @@ class Leaders:
         self._past = past
         self._replicas: dict[Beginning, LeaderReplica] = {}
         self._after_hole = False
+        self._begins_seq = 0
+
+    def begin_at(self, kind: str, frozen: Frozen) -> None:
+        """Begin with what was kept. Errors: BadState."""
+        self._begins_seq = frozen.stream_seq
+        for begun in [each for each in self._waiting if each.first_seq <= frozen.stream_seq]:
+            self._waiting.remove(begun)
+            if (kept := frozen.fold_of(kind, begun)) is not None:
+                self._replicas[begun] = self._kept(kept)
+
+    def resume(self, kind: str, frozen: Frozen) -> None:
+        """Who was in doubt for want of block events goes on with what was kept. Errors: BadState."""
+        for begun in [each for each, replica in self._replicas.items() if replica.broken == DROPPED]:
+            if (kept := frozen.fold_of(kind, begun)) is not None:
+                self._replicas[begun].settle()
+                self._replicas[begun] = self._kept(kept)
+
+    def _kept(self, kept: Fold) -> LeaderReplica:
+        state, pending = kept.state()
+        for each in pending:
+            self.role.evolve(state, each)
+        replica = LeaderReplica(self.role, state, self._log, self._findings)
+        replica.is_doubtful = True
+        return replica
+
+    def folds(self) -> Iterator[tuple[Beginning, Any, list[Stored]]]:
+        """Every way to begin, with its state and what that has not folded. None where events are missing before."""
+        for begun, replica in self._replicas.items():
+            if replica.broken is None:
+                yield begun, replica.state, replica.pending
 
     def fold(self, stored: Stored, wanted: bool) -> None:
         """The next event. `wanted`: it lies in the range that is to be verified."""
@@ -153,7 +196,8 @@ class Leaders:
                 replica.fold(stored, wanted and begun == begun_by)
             is_decision = wanted and type(stored.data) in self.role.deciding
             if is_decision and begun_by not in self._replicas:
-                self._findings.skip(stored.event.type, UNSAID)
+                said = self._begins_seq and begun_by is not None
+                self._findings.skip(stored.event.type, EARLIER if said else UNSAID)
 
     def miss(self) -> None:
         """Events are missing here."""

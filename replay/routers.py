@@ -6,12 +6,13 @@ events in their order, and before each decision the events of everybody else up 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from copy import deepcopy
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from replay.freezing import EARLIER
 from services.router import decider
 from services.router.decider import Arrival, Moment, State
 from services.router.placement import Able, Placement, Pricing, Question, Waits, Ways, Weights, choose
@@ -92,20 +93,27 @@ class RouterReplica:
         self.position = backlog.end
         self._backlog = backlog
         self._judge = judge
-        self._folded_seq = 0
+        self._folded_seq = self._begins_seq = 0
+        self._undecided: set[RequestId] = set()
         self._unsure: set[tuple[RequestId, int]] | None = None
         """Attempts that ran when caches were known again: blocks that they had stored by then are missing from the loads."""
         self._received: Stored | None = None
         """A request whose placement is the next own event: both were decided at once."""
 
-    def own(self, stored: Stored) -> None:
-        """The next event of this router."""
+    def own(self, stored: Stored, wanted: bool = True) -> None:
+        """The next event of this router. `wanted`: if it is a decision, it is derived."""
         received, self._received = self._received, None
         self._recover()
+        if not wanted and not isinstance(stored.data, RequestReceived):
+            self._skip(received, stored)
+            return
         match stored.data:
             case RequestReceived():
                 self._received = stored
                 return
+            case RequestAssigned() | RequestRejected() as data if data.request in self._undecided:
+                self._undecided.discard(data.request)
+                self._told(stored, None)
             case RequestAssigned() | RequestRejected() if received is not None:
                 self._first_decision(received, stored)
                 self._fold_own(received.event)
@@ -121,6 +129,34 @@ class RouterReplica:
             case _:
                 pass
         self._fold_own(stored.event)
+
+    def begin_at(self, seq: int, undecided: Collection[RequestId]) -> None:
+        """The state is that of the log up to `seq`, own events included. `undecided`: received by then, and not placed."""
+        self._begins_seq = self._folded_seq = seq
+        self._undecided = set(undecided)
+
+    @property
+    def pending(self) -> list[Stored]:
+        """What lies before and is not folded yet."""
+        others = (
+            self._backlog.at(position) for position in range(max(self.position, self._backlog.begin), self._backlog.end)
+        )
+        received = [Stored("", 0, self._received.event)] if self._received is not None else []
+        return [*(each for each in others if each.event.source != self.source), *received]
+
+    @property
+    def undecided(self) -> set[RequestId]:
+        """Requests that were received, and whose placement is the next event."""
+        waits = isinstance(self._received.data, RequestReceived) if self._received is not None else False
+        return {*self._undecided, *([self._received.data.request] if waits else [])}  # type: ignore[union-attr]
+
+    def _skip(self, received: Stored | None, stored: Stored) -> None:
+        """Fold it without deciding anything again."""
+        if isinstance(stored.data, RequestAssigned):
+            self._see(stored.data.seen_seq)
+        for each in (received, stored):
+            if each is not None:
+                self._fold_own(each.event)
 
     def fall_behind(self, stored: Stored) -> None:
         """The backlog drops its oldest event, `stored`: fold it if that was not done yet."""
@@ -195,7 +231,8 @@ class RouterReplica:
         self._told(stored, decider.assign_again(self.state, data.request, generated_tokens, moment), question)
 
     def _told(self, stored: Stored, derived: list[EventData] | None, question: Question | None = None) -> None:
-        why_not = self.broken or ("" if derived is not None else TOO_OLD)
+        too_old = EARLIER if self._folded_seq == self._begins_seq else TOO_OLD
+        why_not = self.broken or ("" if derived is not None else too_old)
         self._judge(Decided(stored, None if why_not else derived, why_not, self.state, question))
 
     def _see(self, seq: int) -> bool:

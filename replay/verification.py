@@ -7,23 +7,30 @@ from contextlib import ExitStack
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
-from replay import history
+from replay import history, keeping
 from replay.findings import Findings
+from replay.freezing import Frozen, known, together
+from replay.history import Hole
 from replay.parts import Part, jobs_for, parts
 from replay.verifying import EVERYTHING, LogVerifier, Span
-from services.ledger import database, reading
+from services.ledger import database, partial, reading, states
+from services.ledger.patches import Place
 from services.ledger.reading import LogInfo
 from shared.contracts.envelope import Stored
+from shared.runtime.states import freeze
 
 Progress = Callable[[int], None]
 
 
 class Verification(NamedTuple):
-    """What was read and what was found."""
+    """What was read and what was found. `begun_seq` is where the folding began, 0 for the beginning; `kept` is the state at the
+    newest seal, if it was asked for and there is one."""
 
     logs: int
     events: int
     findings: Findings
+    begun_seq: int = 0
+    kept: Frozen | None = None
 
     @property
     def clean(self) -> bool:
@@ -39,6 +46,8 @@ class _Asked(NamedTuple):
     span: Span
     deep: bool
     part: Part
+    keep_at: int
+    """Behind which sequence of the newest log the state is kept, 0 for none."""
 
 
 async def verify(
@@ -47,18 +56,22 @@ async def verify(
     *,
     deep: bool = False,
     jobs: int | None = None,
+    keep: bool = False,
     progress: Progress | None = None,
 ) -> Verification:
     """Verify the record as of now, while others go on writing. Sequences in `span` are those of the newest log. `jobs`: how
     many processes; None for what the record is worth.
 
-    `progress` is told how many events have been folded. Errors: those of `database.connect`.
+    It is folded from its beginning, or, if `span` begins later, from a state that was kept before it. `keep`: keep the state at
+    the newest seal for the next time. `progress` is told how many events have been folded. Errors: BadState; those of
+    `database.connect`.
     """
     connection = await database.connect(database_url)
     try:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             logs = await reading.logs(connection)
             [own, *others] = parts(jobs or jobs_for(sum(log.stream_seq for log in logs)))
+            keep_at = await _newest_seal(connection, logs) if keep else 0
             view = await connection.fetchval("SELECT pg_export_snapshot()")
             with ExitStack() as stack:
                 processes = None
@@ -66,13 +79,23 @@ async def verify(
                     pool = ProcessPoolExecutor(len(others), mp_context=get_context("spawn"))
                     processes = stack.enter_context(pool)
                 loop = asyncio.get_running_loop()
-                asked = [_Asked(database_url, view, span, deep, part) for part in others]
-                found = [loop.run_in_executor(processes, _elsewhere, each) for each in asked]
-                first = await _part(connection, logs, _Asked(database_url, view, span, deep, own), progress)
-                rest = await asyncio.gather(*found)
+                asked = [_Asked(database_url, view, span, deep, part, keep_at) for part in (own, *others)]
+                found = [loop.run_in_executor(processes, _elsewhere, each) for each in asked[1:]]
+                first = await _part(connection, logs, asked[0], progress)
+                shares = [first, *await asyncio.gather(*found)]
+        kept = [each.kept for each in shares if each.kept is not None]
+        if kept:
+            place = Place(logs[-1].number, keep_at)
+            first = first._replace(kept=together(kept))
+            await states.keep(connection, place, freeze(first.kept))
     finally:
         await connection.close()
-    return first._replace(findings=Findings.together([each.findings for each in (first, *rest)]))
+    return first._replace(findings=Findings.together([each.findings for each in shares]))
+
+
+async def _newest_seal(connection: Any, logs: list[LogInfo]) -> int:
+    places = await partial.sealed_places(connection, logs[-1].number, logs[-1].log) if logs else {}
+    return max((place.seq for place in places), default=0)
 
 
 def _elsewhere(asked: _Asked) -> Verification:
@@ -91,20 +114,49 @@ async def _on_view(asked: _Asked) -> Verification:
 
 
 async def _part(connection: Any, logs: list[LogInfo], asked: _Asked, progress: Progress | None) -> Verification:
-    findings, events, inherited = Findings(), 0, list[Stored]()
-    for log in logs:
+    told, inherited = Verification(len(logs), 0, Findings()), list[Stored]()
+    frozen = await keeping.for_span(connection, logs[-1], asked.span) if logs else None
+    for log in logs if frozen is None else logs[-1:]:
+        begins = frozen if log is logs[-1] else await keeping.first(connection, log)
+        after_seq = begins.stream_seq if begins is not None else 0
         span = asked.span if log is logs[-1] else asked.span.in_older_log()
-        begun = await history.registrations(connection, log.log)
+        begun = known(begins, await history.registrations(connection, log.log))
         verifier = LogVerifier(
-            str(log.log), begun, span, findings, inherited=inherited, deep=asked.deep, part=asked.part
-        )
-        missing = await history.holes(connection, log, verifier)
-        async for page in history.pages(connection, log, missing):
+            *(str(log.log), begun, span, told.findings),
+            inherited=inherited, deep=asked.deep, part=asked.part, frozen=begins,
+        )  # fmt: skip
+        kept = _Keeping(verifier, asked.keep_at if log is logs[-1] else 0, after_seq)
+        missing = await history.holes(connection, log, verifier, after_seq)
+        async for page in history.pages(connection, log, kept.among(missing), after_seq=after_seq):
             for stored in page:
                 verifier.fold(stored)
-            events += len(page)
+            told = told._replace(events=told.events + len(page))
             if progress is not None:
-                progress(events)
+                progress(told.events)
+        await kept.at_end(log.stream_seq)
         verifier.end()
         inherited = verifier.past.legacy()
-    return Verification(len(logs), events, findings)
+        told = told._replace(begun_seq=after_seq, kept=kept.frozen)
+    return told
+
+
+class _Keeping:
+    """The state at a sequence, as the fold passes it; none if that lies before where it begins."""
+
+    def __init__(self, verifier: LogVerifier, seq: int, after_seq: int) -> None:
+        self.frozen: Frozen | None = None
+        self._verifier = verifier
+        self._seq = seq if seq > after_seq else 0
+
+    def among(self, missing: list[Hole]) -> list[Hole]:
+        """The holes, and this place between them."""
+        here = [Hole(self._seq + 1, self._keep)] if self._seq else []
+        return sorted([*here, *missing], key=lambda hole: hole.seq)
+
+    async def at_end(self, seq: int) -> None:
+        """The log is over at `seq`."""
+        if self._seq == seq and self.frozen is None:
+            await self._keep()
+
+    async def _keep(self) -> None:
+        self.frozen = self._verifier.frozen(self._seq)

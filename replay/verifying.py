@@ -7,11 +7,12 @@ What cannot be derived again is counted with its reason, never taken for right: 
 not say what it began with.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from replay.beginnings import Past, Registration
 from replay.findings import RECORDED_INPUTS, Findings, Place
+from replay.freezing import Frozen, fold
 from replay.leaders import Leaders
 from replay.parts import WHOLE, Part
 from replay.pool_routers import UNSAID, Routers
@@ -64,9 +65,13 @@ class LogVerifier:
         inherited: Iterable[Stored] = (),
         deep: bool = False,
         part: Part = WHOLE,
+        frozen: Frozen | None = None,
     ) -> None:
-        """`part`: decisions outside of it are folded, and not derived."""
-        self.past = Past(inherited)
+        """`part`: decisions outside of it are folded, and not derived. `frozen`: the log is given from there on.
+
+        Errors: BadState if that is not what it should be.
+        """
+        self.past = Past(inherited) if frozen is None else frozen.past
         self._log = log
         self._span = span
         self._findings = findings
@@ -81,13 +86,34 @@ class LogVerifier:
             for kind, role in leading.items()
             if part.leads(kind)
         ]
+        self._begun = begun
+        if frozen is not None:
+            self._routers.begin_at(frozen)
+            for kind, leaders in self._kinds():
+                leaders.begin_at(kind, frozen)
+            self.check()
+
+    def frozen(self, stream_seq: int) -> Frozen:
+        """What was folded, up to the last event that was given, which is that of `stream_seq`."""
+        folds = [fold(RouterRegistered.TYPE, *each) for each in self._routers.folds()]
+        for kind, leaders in self._kinds():
+            folds += [fold(kind, *each) for each in leaders.folds()]
+        begun = tuple(each for each in self._begun if each.seen_seq < stream_seq)
+        living, undecided = self._routers.living, self._routers.undecided
+        return Frozen(stream_seq, self.past, begun, living, undecided, tuple(folds))
+
+    def _kinds(self) -> Iterator[tuple[str, Leaders]]:
+        """The leaders, with the type of the event that begins a term of theirs."""
+        for leaders in self._leaders:
+            manages = leaders.role is CACHE_MANAGER
+            yield (CacheLeadershipTaken if manages else LeadershipTaken).TYPE, leaders
 
     def fold(self, stored: Stored) -> None:
         """The next event."""
         wanted = self._span.holds(stored)
         if wanted and self._part.inputs and isinstance(stored.data, RequestAssigned):
             self._check_inputs(stored, stored.data)
-        self._routers.fold(stored)
+        self._routers.fold(stored, wanted)
         for each in self._leaders:
             each.fold(stored, wanted)
         self.past.fold(stored)
@@ -109,6 +135,13 @@ class LogVerifier:
     def regain_blocks(self, held: Holders) -> None:
         """What workers held here is known again. The cache manager's statistics of demand are not."""
         self._routers.regain_blocks(held)
+
+    def resume(self, frozen: Frozen) -> None:
+        """What deciders had folded here is known again: who was in doubt for want of block events goes on with it. Errors:
+        BadState."""
+        self._routers.resume(frozen)
+        for kind, leaders in self._kinds():
+            leaders.resume(kind, frozen)
 
     def end(self) -> None:
         """The log is over."""

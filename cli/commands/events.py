@@ -109,10 +109,11 @@ def examine(url: str, *, settled: bool, json: bool) -> None:
 
 
 def run(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What `ask` returns. A server that is away or refuses ends the command with one line."""
+    """What `ask` returns. A server that is away or refuses, or a state of another version, ends the command with one line."""
     from services.ledger.database import AWAY, SchemaMissing
     from shared.runtime.ports import LogLost, Unavailable
     from shared.runtime.server_checks import ServerUnfit
+    from shared.runtime.states import BadState
 
     try:
         return asyncio.run(ask())
@@ -121,7 +122,7 @@ def run(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
     except BrokenPipeError:
         # Whoever read our output has left (`| head`): no server's failure, and typer ends the command silently.
         raise
-    except (*AWAY, SchemaMissing, LogLost, Unavailable, ServerUnfit) as error:
+    except (*AWAY, SchemaMissing, LogLost, Unavailable, ServerUnfit, BadState) as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from error
 

@@ -71,7 +71,7 @@ def rebuild(json: Json = False) -> None:
 def export_record(
     file: Annotated[Path, typer.Argument(dir_okay=False, help="the file to write")],
     first: Annotated[
-        str | None, typer.Option("--from", metavar="SEQ|TIME", help="the first event; with --mooncake only")
+        str | None, typer.Option("--from", metavar="SEQ|TIME", help="the first event [default: the record's first]")
     ] = None,
     last: Annotated[str | None, typer.Option("--to", metavar="SEQ|TIME", help="the last one")] = None,
     mooncake: Annotated[
@@ -81,14 +81,12 @@ def export_record(
 ) -> None:
     """Write the record into a file that `ledger import` takes in elsewhere; with --mooncake the load alone.
 
-    A record is written from its beginning, because states are folded from there, and ends where --to says: at a sequence of the
-    newest log, or before the first event that was sent after a time (ISO 8601, UTC). Exit status 1 if the record has nothing
-    there or is not whole.
+    A record is written from its beginning or, with --from, from the last seal before it, with the state that was kept there. It
+    ends where --to says. Both are a sequence of the newest log, or a time (ISO 8601, UTC). Exit status 1 if the record has
+    nothing there, no seal before it, or is not whole.
     """
     from cli.record.instants import span
 
-    if first is not None and not mooncake:
-        raise typer.BadParameter("a record is exported from its beginning: give --to alone", param_hint="--from")
     try:
         asked = span(first, last)
     except ValueError as error:
@@ -96,7 +94,7 @@ def export_record(
     if mooncake:
         _export_trace(file, asked, json)
     else:
-        _export_bundle(file, asked, json)
+        _export_bundle(file, asked, json, is_part=first is not None)
 
 
 @app.command("import")
@@ -108,12 +106,14 @@ def import_record(
 ) -> None:
     """Take a record into the empty database that VERTUMNUS_DATABASE_URL names, which is migrated first. All of it, or nothing.
 
-    Every row's link in its chain is made anew from its bytes and compared; read models are folded on the way. Exit status 1 if
-    the file is no whole bundle, or the database has a record already.
+    Every row's link in its chain is made anew from its bytes and compared; read models are folded on the way. The state at the
+    beginning of a part has to be what a seal in the part says. Exit status 1 if the file is no whole bundle, or the database
+    has a record already.
     """
     from cli.events.printing import progress
     from cli.whereabouts import database_url
     from migrations.steps import NotMigrated, upgrade
+    from replay.keeping import check
     from services.ledger.bundles import BadBundle
     from services.ledger.importing import NotEmpty, import_bundle
     from services.ledger.rebuild import LedgerActive
@@ -126,27 +126,34 @@ def import_record(
         raise typer.Exit(EXIT_FAILED) from error
     try:
         with file.open("rb") as opened, progress("events imported") as told:
-            found = run(lambda: import_bundle(url, opened, told))
+            found = run(lambda: import_bundle(url, opened, told, check))
     except (BadBundle, NotEmpty, LedgerActive) as error:
         typer.echo(f"{file}: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from error
     _tell(found._asdict(), f"{found.rows:,} events of {found.logs} log{'s'[: found.logs != 1]} of {found.pool}", json)
 
 
-def _export_bundle(file: Path, asked: "Span", json: bool) -> None:
+def _export_bundle(file: Path, asked: "Span", json: bool, *, is_part: bool) -> None:
     from cli.events.printing import progress
     from cli.files import whole
     from cli.whereabouts import database_url
-    from services.ledger.exporting import NotExported, export
+    from replay.keeping import NoState, beginning
+    from services.ledger.exporting import Begins, NotExported, export
 
     url = database_url()
+    begins = None
     try:
-        with whole(file) as opened, progress("events exported") as told:
-            found = run(lambda: export(url, opened, asked.to_seq, asked.to_ns, told))
-    except (NotExported, OSError) as error:
+        with whole(file) as opened:
+            if is_part:
+                with progress("events folded") as told:
+                    begins = Begins(*run(lambda: beginning(url, asked, told)))
+            with progress("events exported") as told:
+                found = run(lambda: export(url, opened, asked.to_seq, asked.to_ns, told, begins))
+    except (NotExported, NoState, OSError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(EXIT_FAILED) from error
-    _tell(found._asdict(), f"{file}: {found.rows:,} events up to {found.to_seq:,}", json)
+    behind = f" behind {found.after_seq:,}" if found.after_seq else ""
+    _tell(found._asdict(), f"{file}: {found.rows:,} events{behind} up to {found.to_seq:,}", json)
 
 
 def _export_trace(file: Path, asked: "Span", json: bool) -> None:

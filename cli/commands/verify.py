@@ -23,11 +23,16 @@ def verify(
     jobs: Annotated[
         int | None, typer.Option(min=1, max=64, help="processes [default: up to 3, as the record is worth]")
     ] = None,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="keep the state at the last seal: the next --from, explain and export begin there"),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Decide again, with the services' own code, on the states that the record gives, and compare.
 
-    The range is given by sequences of the newest log, or by times (ISO 8601, UTC); what lies before it is folded all the same.
+    The range is given by sequences of the newest log, or by times (ISO 8601, UTC); what lies before it is folded all the same,
+    from the beginning or from a state that was kept before.
     Exit status 1 if a decision differs, or if there was none to check; with --chain also if the record is not whole, and then
     nothing is decided on it.
     """
@@ -44,7 +49,7 @@ def verify(
     if chain:
         examine(url, settled=False, json=json)
     with progress("events folded") as told:
-        found = run(lambda: verify_record(url, asked, deep=deep, jobs=jobs, progress=told))
+        found = run(lambda: verify_record(url, asked, deep=deep, jobs=jobs, keep=keep, progress=told))
     if json:
         import orjson
 
@@ -60,6 +65,8 @@ def _document(found: "Verification") -> dict[str, object]:
     return {
         "logs": found.logs,
         "events": found.events,
+        "begun_seq": found.begun_seq,
+        "kept_seq": found.kept.stream_seq if found.kept else None,
         "checked": dict(findings.checked),
         "differing": dict(findings.differing),
         "skipped": [{"type": kind, "reason": why, "count": n} for (kind, why), n in findings.skipped.items()],
@@ -89,6 +96,10 @@ def _print(found: "Verification") -> None:
         console.print(str(difference), style="red", markup=False, soft_wrap=True)
     total = findings.checked.total()
     folded = f"{found.events:,} events of {found.logs} log{'s'[: found.logs != 1]} folded"
+    if found.begun_seq:
+        folded += f" from the state at {found.begun_seq:,} on"
+    if found.kept is not None:
+        console.print(f"kept the state at {found.kept.stream_seq:,}")
     if not total:
         console.print(f"{folded}; there was no decision to check", style="red")
     elif findings.clean:

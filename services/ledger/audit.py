@@ -103,7 +103,12 @@ class Examiner:
             self._break()
             if log.predecessor != previous.log or log.predecessor_seq != previous.stream_seq:
                 self._audit.violated(f"log {log.log}: says it follows {log.predecessor} at {log.predecessor_seq}")
-        self._log, self._next_seq = log, 1
+        if log.begins is not None:
+            # A part of another record: a seal within it says whether these heads are right.
+            self._heads = dict(log.begins.heads)
+            self._seals.hide(log.log, log.after_seq)
+            self._break()
+        self._log, self._next_seq = log, log.after_seq + 1
         self._audit.logs += 1
         self._epochs.begin_log()
 

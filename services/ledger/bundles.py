@@ -1,9 +1,12 @@
-"""A bundle: the record from its beginning to some place, as one file that another database can take in.
+"""A bundle: the record from its beginning, or from a seal in its middle, to some place, as one file that another database can
+take in.
 
 A gzip stream of frames, each one byte that says its kind, four that say its length, and its content:
 - `H`, first: format, version and pool. Whatever a later version changes, it begins with this.
 - for each log, oldest first: `L`, what the log is; in stream order `R` for each row and `D` where rows of days that went by
   policy would be, with the head from which the chain goes on; then `E`, how far the log goes and where its chains end.
+- behind the `L` of a bundle that begins in the middle, `M` for each row of the snapshot that was sealed there, and `S` for the
+  pieces of the state there: of the read models, and of what the deciders had folded.
 - `Z`, last: how many rows there were. A file without it is not whole.
 
 A row is the number of its table, its sequence, its link in the chain and the published bytes. Columns are not in the file:
@@ -23,6 +26,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from services.ledger.records import LOG_TABLES, LogTable
 
 VERSION = 1
+VERSION_OF_PARTS = 2
+"""A bundle that begins in the middle: who reads only version 1 could not tell that its beginning is missing."""
+
+STATE_BYTES_MAX = 2**30
+STATE_PIECE_BYTES = 8 * 2**20
+SNAPSHOT_ROWS_MAX = 10_000_000
 
 COMPRESSION = 6
 """Leaves four tenths of the published bytes, most of them block ids, which are as good as random: no level gets below that."""
@@ -59,8 +68,15 @@ class Gap(_Frame):
     reason: str
 
 
+class PartBegins(_Frame):
+    """The bundle has what lies behind `stream_seq`, where the chains had these heads."""
+
+    stream_seq: int
+    heads: Mapping[LogTable, bytes]
+
+
 class LogBegins(_Frame):
-    """One log: what it is and what it follows."""
+    """One log: what it is and what it follows. `begins` is set for the first one of a bundle that begins in its middle."""
 
     log: UUID
     number: int
@@ -69,6 +85,21 @@ class LogBegins(_Frame):
     predecessor: UUID | None
     predecessor_seq: int | None
     gaps: tuple[Gap, ...]
+    begins: PartBegins | None = None
+
+
+class SnapshotRow(_Frame):
+    """A row of a read model as the sealed snapshot has it, as JSON."""
+
+    model: str
+    value: str
+
+
+class StatePiece(_Frame):
+    """The next piece of a frozen state."""
+
+    of: Literal["models", "deciders"]
+    content: bytes
 
 
 class ChainResumes(_Frame):
@@ -99,17 +130,21 @@ class Row(NamedTuple):
     raw: bytes
 
 
-Frame = LogBegins | Row | ChainResumes | LogEnds | BundleEnds
+Frame = LogBegins | SnapshotRow | StatePiece | Row | ChainResumes | LogEnds | BundleEnds
 
 _KINDS: Mapping[type[_Frame], bytes] = {
     Header: b"H",
     LogBegins: b"L",
+    SnapshotRow: b"M",
+    StatePiece: b"S",
     ChainResumes: b"D",
     LogEnds: b"E",
     BundleEnds: b"Z",
 }
-_BODIES: Mapping[bytes, type[LogBegins | ChainResumes | LogEnds | BundleEnds]] = {
+_BODIES: Mapping[bytes, type[LogBegins | SnapshotRow | StatePiece | ChainResumes | LogEnds | BundleEnds]] = {
     b"L": LogBegins,
+    b"M": SnapshotRow,
+    b"S": StatePiece,
     b"D": ChainResumes,
     b"E": LogEnds,
     b"Z": BundleEnds,
@@ -159,8 +194,10 @@ class BundleReader:
         if kind != b"H":
             raise BadBundle("not a bundle of a record: it does not begin with a header")
         self.header = _body(Header, content)
-        if self.header.version != VERSION:
-            raise BadBundle(f"version: the bundle is of version {self.header.version}, this program reads {VERSION}")
+        if self.header.version not in (VERSION, VERSION_OF_PARTS):
+            raise BadBundle(
+                f"version: the bundle is of version {self.header.version}, this program reads {VERSION} and {VERSION_OF_PARTS}"
+            )
 
     def frames(self) -> Iterator[Frame]:
         """What follows the header, up to and with `BundleEnds`; then the file has been read to its end.

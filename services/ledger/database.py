@@ -41,7 +41,7 @@ async def connect(database_url: str) -> Any:
         )
     except asyncpg.InvalidParameterValueError as error:
         raise SchemaMissing(f"{REMEDY} ({error})") from error
-    if await connection.fetchval("SELECT to_regclass('snapshots')") is None:
+    if await connection.fetchval("SELECT to_regclass('beginnings')") is None:
         await connection.close()
         raise SchemaMissing(REMEDY)
     return connection

@@ -1,19 +1,44 @@
-"""The record out of the database into a bundle: from its beginning, because every state is folded from there."""
+"""The record out of the database into a bundle: from its beginning, because every state is folded from there, or from a seal
+on, with the state that stands for everything before it."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-from services.ledger import database, reading, seals, snapshots
-from services.ledger.bundles import BundleWriter, ChainResumes, Gap, Header, LogBegins, LogEnds, Row
+from services.ledger import database, partial, reading, seals, snapshots
+from services.ledger.bundles import (
+    STATE_PIECE_BYTES,
+    VERSION,
+    VERSION_OF_PARTS,
+    BundleWriter,
+    ChainResumes,
+    Gap,
+    Header,
+    LogBegins,
+    LogEnds,
+    PartBegins,
+    Row,
+    SnapshotRow,
+    StatePiece,
+)
+from services.ledger.partial import Beginning
+from services.ledger.patches import Place
 from services.ledger.reading import LogInfo
 from services.ledger.records import BIGINT_MAX, CHAIN_ORIGIN, LOG_TABLES, LogTable, link, record
 from shared.contracts.events import BlockDayDropped, DroppedRun
+from shared.runtime.states import BadState
 
 FIRST_LATER = """
 SELECT least((SELECT min(stream_seq) FROM decisions WHERE log = $1 AND stream_seq > $3 AND time_ns > $2),
              (SELECT min(stream_seq) FROM block_events WHERE log = $1 AND stream_seq > $3 AND time_ns > $2))
 """
+
+
+class Begins(NamedTuple):
+    """Behind which sealed snapshot a bundle begins, and what the deciders had folded there, frozen."""
+
+    place: Place
+    deciders: bytes
 
 
 class NotExported(Exception):
@@ -27,6 +52,8 @@ class Exported(NamedTuple):
     rows: int
     to_seq: int
     """The last sequence of the last log."""
+    after_seq: int
+    """Behind which sequence of the first log it begins."""
 
 
 async def export(
@@ -35,8 +62,10 @@ async def export(
     to_seq: int = BIGINT_MAX,
     to_ns: int = BIGINT_MAX,
     progress: Callable[[int], None] | None = None,
+    begins: Begins | None = None,
 ) -> Exported:
-    """Write everything up to `to_seq` of the newest log, or before the first event that was sent later than `to_ns`.
+    """Write everything up to `to_seq` of the newest log, or before the first event that was sent later than `to_ns`; with
+    `begins` only what lies behind it, and the state there. A record that is a part itself is written with its own beginning.
 
     One snapshot of the database, a page at a time. Every row's link is compared on the way, so that no bundle is made which
     cannot be taken in. `progress` is told how many rows so far. Errors: NotExported; those of `database.connect`.
@@ -46,14 +75,18 @@ async def export(
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             logs = await reading.logs(connection)
             parts = await _cut(connection, logs, to_seq, to_ns)
+            begun = await _beginning(connection, begins)
+            if begun is not None:
+                logs = [log for log in logs if log.number >= begun.place.log]
+                parts = await _behind(connection, [log for log in parts if log.number >= begun.place.log], begun)
             gone = await _gone(connection, logs, parts)
             pool = await connection.fetchval("SELECT pool FROM logs WHERE log = $1", parts[0].log)
-            writer = BundleWriter(file, Header(pool=pool))
-            copy = _Copy(connection, writer, gone, progress)
+            writer = BundleWriter(file, Header(pool=pool, version=VERSION_OF_PARTS if begun else VERSION))
+            copy = _Copy(connection, writer, gone, progress, begun)
             for part, log in zip(parts, logs, strict=False):
                 await copy.log(part, whole=part.stream_seq == log.stream_seq)
             writer.close()
-            return Exported(len(parts), writer.rows, parts[-1].stream_seq)
+            return Exported(len(parts), writer.rows, parts[-1].stream_seq, parts[0].after_seq)
     finally:
         await connection.close()
 
@@ -62,18 +95,29 @@ class _Copy:
     """Log after log into one bundle; the chains go through all of them."""
 
     def __init__(
-        self, connection: Any, writer: BundleWriter, gone: list[BlockDayDropped], progress: Callable[[int], None] | None
+        self,
+        connection: Any,
+        writer: BundleWriter,
+        gone: list[BlockDayDropped],
+        progress: Callable[[int], None] | None,
+        begun: Beginning | None,
     ) -> None:
         self._connection = connection
         self._writer = writer
         self._gone = gone
         self._heads: dict[LogTable, bytes] = dict.fromkeys(LOG_TABLES, CHAIN_ORIGIN)
         self._progress = progress
+        self._begun = begun
 
     async def log(self, part: LogInfo, *, whole: bool) -> None:
         """Every row of the log up to where it was cut."""
         self._writer.tell(await _begins(self._connection, part))
-        named = (run for day in self._gone for run in day.runs if run.log == str(part.log))
+        if part.begins is not None:
+            self._heads = dict(part.begins.heads)
+            await self._state()
+        named = (
+            run for day in self._gone for run in day.runs if run.log == str(part.log) and run.from_seq > part.after_seq
+        )
         runs = deque(sorted(named, key=lambda run: run.from_seq))
         async for page in reading.pages(self._connection, part, part.stream_seq):
             for row in page:
@@ -87,6 +131,17 @@ class _Copy:
         if whole and self._heads != part.heads:
             raise NotExported(f"log {part.log}: the chains do not end where the checkpoint says: see `events audit`")
         self._writer.tell(LogEnds(stream_seq=part.stream_seq, heads=dict(self._heads)))
+
+    async def _state(self) -> None:
+        """The sealed snapshot at the beginning, and the state that stands for what is before."""
+        begun = self._begun
+        assert begun is not None, "a part has a beginning"
+        async for model, value in snapshots.rows(self._connection, begun.place):
+            self._writer.tell(SnapshotRow(model=model, value=value))
+        for of, content in (("models", begun.models), ("deciders", begun.deciders)):
+            for at in range(0, len(content), STATE_PIECE_BYTES):
+                piece = content[at : at + STATE_PIECE_BYTES]
+                self._writer.tell(StatePiece(of="models" if of == "models" else "deciders", content=piece))
 
     def _row(self, part: LogInfo, row: Row) -> None:
         self._heads[row.table] = link(self._heads[row.table], row.raw)
@@ -123,6 +178,32 @@ async def _cut(connection: Any, logs: Sequence[LogInfo], to_seq: int, to_ns: int
     return parts
 
 
+async def _beginning(connection: Any, begins: Begins | None) -> Beginning | None:
+    if begins is None:
+        return await partial.beginning(connection)
+    try:
+        models = await partial.frozen_at(connection, begins.place)
+    except BadState as error:
+        raise NotExported(f"the state at {begins.place.seq}: {error}") from error
+    return Beginning(begins.place, models, begins.deciders)
+
+
+async def _behind(connection: Any, parts: Sequence[LogInfo], begun: Beginning) -> list[LogInfo]:
+    """The logs behind the beginning, which a seal within them has to vouch for."""
+    place = begun.place
+    if not parts or parts[0].number != place.log or parts[0].stream_seq <= place.seq:
+        raise NotExported(f"the range ends before {place.seq}, where the state at its beginning was kept")
+    first = parts[0]
+    seq, sealed = (await partial.sealed_places(connection, place.log, first.log)).get(place, (BIGINT_MAX, None))
+    if sealed is None or seq > first.stream_seq:
+        raise NotExported(f"the seal of the state at {place.seq} is not in the range: let it end later")
+    heads = await partial.heads_at(connection, place)
+    if seals.head(heads) != sealed.head or await snapshots.digest(connection, place) != sealed.snapshot:
+        raise NotExported(f"what was sealed at {place.seq} is not what is there: see `events audit`")
+    gaps = tuple(gap for gap in first.gaps if gap[0] > place.seq)
+    return [first._replace(begins=reading.Begins(place.seq, heads), gaps=gaps), *parts[1:]]
+
+
 async def _gone(connection: Any, logs: Sequence[LogInfo], parts: Sequence[LogInfo]) -> list[BlockDayDropped]:
     """The days that the exported part says are dropped; their rows are left out, though some may wait to go.
 
@@ -132,11 +213,12 @@ async def _gone(connection: Any, logs: Sequence[LogInfo], parts: Sequence[LogInf
     kept = {day.isoformat() for day in await seals.kept_days(connection)}
     gone: list[BlockDayDropped] = []
     for log in logs:
+        after_seq = next((part.after_seq for part in parts if part.log == log.log), 0)
         for told in await reading.told(connection, log.log, [BlockDayDropped.TYPE]):
             event = record(told).event
             said = event.data if event is not None else None
-            if not isinstance(said, BlockDayDropped):
-                continue  # Its fields are wrong: it drops nothing.
+            if not isinstance(said, BlockDayDropped) or told.stream_seq <= after_seq:
+                continue  # Its fields are wrong: it drops nothing. Or what it has dropped lies before the beginning.
             if told.stream_seq <= reach.get(log.log, 0):
                 gone.append(said)
             elif said.day not in kept:
@@ -150,9 +232,10 @@ async def _begins(connection: Any, part: LogInfo) -> LogBegins:
     row = await connection.fetchrow("SELECT stream, opened_at FROM logs WHERE log = $1", part.log)
     gaps = await connection.fetch(
         "SELECT from_seq, to_seq, accepted_at, accepted_by, reason FROM gaps WHERE log = $1 AND to_seq <= $2 "
-        "ORDER BY from_seq",
+        "AND from_seq > $3 ORDER BY from_seq",
         part.log,
         part.stream_seq,
+        part.after_seq,
     )
     return LogBegins(
         log=part.log,
@@ -162,4 +245,5 @@ async def _begins(connection: Any, part: LogInfo) -> LogBegins:
         predecessor=part.predecessor,
         predecessor_seq=part.predecessor_seq,
         gaps=tuple(Gap(**gap) for gap in gaps),
+        begins=PartBegins(stream_seq=part.begins.stream_seq, heads=part.begins.heads) if part.begins else None,
     )

@@ -29,7 +29,7 @@ RETURNING log, from_seq, to_seq
 
 
 class OtherPool(Exception):
-    """The database holds the record of another pool."""
+    """The database holds the record of another pool, or a part of a record."""
 
 
 class Opened(NamedTuple):
@@ -41,12 +41,15 @@ class Opened(NamedTuple):
 
 
 async def open_newest(connection: Any, stream: UUID, last_seq: int, pool: str, spare_id: UUID) -> Opened:
-    """The log of the stream as it is now: the newest one, or a new one if the stream is not the one it was.
+    """The log of the stream as it is now: the newest one, or a new one if the stream is not the one it was. Nothing is added
+    to a part of another record.
 
     `last_seq` is the stream's last sequence, `spare_id` names a new log whose stream's identity is used up.
     Errors: OtherPool.
     """
     row = await connection.fetchrow(NEWEST)
+    if await connection.fetchval("SELECT EXISTS (SELECT FROM beginnings)"):
+        raise OtherPool("the database holds a part of a record, which was imported: give this pool one of its own")
     if row is None:
         await _begin(
             connection, Checkpoint(stream, 1, 0, b"", dict.fromkeys(LOG_TABLES, CHAIN_ORIGIN)), stream, pool, None
@@ -105,7 +108,8 @@ async def restore(connection: Any, first: Checkpoint, pool: str, log: LogBegins)
     await connection.execute(
         "INSERT INTO logs (log, number, stream, pool, opened_at, predecessor, predecessor_seq) "
         "VALUES ($1, $2, $3, $4, $5, $6, $7)",
-        *(log.log, log.number, log.stream, pool, log.opened_at, log.predecessor, log.predecessor_seq),
+        *(log.log, log.number, log.stream, pool, log.opened_at),
+        *((None, None) if log.begins else (log.predecessor, log.predecessor_seq)),
     )
     await _insert_checkpoint(connection, first)
     await connection.executemany(

@@ -16,7 +16,7 @@ from services.ledger.database import AWAY, SchemaMissing
 from services.ledger.seals import Extent
 from services.ledger.settings import LedgerSettings
 from services.ledger.voice import Voice
-from shared.contracts.events import BlockDayDropped
+from shared.contracts.events import BlockDayDropped, LogSealed
 from shared.runtime.appending import Fenced
 from shared.runtime.clock import Clock
 from shared.runtime.ports import LogLost, Unavailable
@@ -53,9 +53,7 @@ class Notary:
             async with connection.transaction(isolation="repeatable_read"):
                 reached = await seals.extent(connection)
                 due = reached is not None and await self._caught_up(reached) and self._is_due(reached)
-                sealed = await seals.seal(connection, reached) if reached and due else None
-                if reached is not None and sealed is not None:
-                    await snapshots.take(connection, reached, self._clock.now_ns())
+                sealed = await self._seal(connection, reached) if reached and due else None
             if sealed is not None:
                 self._said_seq = await self._voice.say(sealed)
                 self._logger.info("sealed", to_seq=sealed.to_seq, rows=sealed.count, head=sealed.head.hex())
@@ -63,6 +61,10 @@ class Notary:
                 await self._let_days_go(connection, reached, self._settings.block_days_kept)
         finally:
             await connection.close()
+
+    async def _seal(self, connection: Any, reached: Extent) -> LogSealed:
+        kept = await snapshots.take(connection, reached, self._clock.now_ns())
+        return await seals.seal(connection, reached, await snapshots.digest(connection, kept))
 
     async def _caught_up(self, reached: Extent) -> bool:
         """Whether all that any ledger has said is in the record: one that died may have spoken last."""

@@ -19,8 +19,16 @@ class LogRow(NamedTuple):
     columns: dict[str, Any]
 
 
+class Begins(NamedTuple):
+    """Where a record begins that is a part of another one: behind `stream_seq`, where the chains had these heads."""
+
+    stream_seq: int
+    heads: dict[LogTable, bytes]
+
+
 class LogInfo(NamedTuple):
-    """One log: what it follows, how far it is copied, and its accepted gaps as (first, last) missing sequence."""
+    """One log: what it follows, how far it is copied, and its accepted gaps as (first, last) missing sequence. `begins` is None
+    for a log that the record has from its first event."""
 
     log: UUID
     number: int
@@ -29,10 +37,17 @@ class LogInfo(NamedTuple):
     stream_seq: int
     heads: dict[LogTable, bytes]
     gaps: tuple[tuple[int, int], ...]
+    begins: Begins | None = None
+
+    @property
+    def after_seq(self) -> int:
+        """The record has what lies behind."""
+        return self.begins.stream_seq if self.begins else 0
 
 
 async def logs(connection: Any) -> list[LogInfo]:
     """Every log, oldest first. For one view of all of it, call within a repeatable-read transaction."""
+    begun = {row["log"]: row for row in await connection.fetch("SELECT * FROM beginnings")}
     found = []
     for row in await connection.fetch("SELECT * FROM logs JOIN checkpoints USING (log) ORDER BY number"):
         gaps = await connection.fetch("SELECT from_seq, to_seq FROM gaps WHERE log = $1 ORDER BY from_seq", row["log"])
@@ -43,11 +58,16 @@ async def logs(connection: Any) -> list[LogInfo]:
                 row["predecessor"],
                 row["predecessor_seq"],
                 row["stream_seq"],
-                {table: row[f"{table}_head"] for table in LOG_TABLES},
+                _heads(row),
                 tuple((gap["from_seq"], gap["to_seq"]) for gap in gaps),
+                Begins(begin["stream_seq"], _heads(begin)) if (begin := begun.get(row["number"])) else None,
             )
         )
     return found
+
+
+def _heads(row: Any) -> dict[LogTable, bytes]:
+    return {table: row[f"{table}_head"] for table in LOG_TABLES}
 
 
 async def pages(connection: Any, log: LogInfo, to_seq: int | None = None) -> AsyncIterator[list[LogRow]]:
@@ -55,7 +75,7 @@ async def pages(connection: Any, log: LogInfo, to_seq: int | None = None) -> Asy
     last = to_seq
     if last is None:
         last = max([log.stream_seq, *[await connection.fetchval(_LAST[table], log.log) or 0 for table in LOG_TABLES]])
-    for start in range(0, last, PAGE_EVENTS):
+    for start in range(log.after_seq, last, PAGE_EVENTS):
         rows: list[LogRow] = []
         for table in LOG_TABLES:
             found = await connection.fetch(_PAGE[table], log.log, start, min(start + PAGE_EVENTS, last))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import UUID
 
-from services.ledger import database, reading, seals, snapshots
+from services.ledger import database, partial, reading, seals, snapshots
 from services.ledger.patches import Place
 from services.ledger.readmodels import ReadModels, evolve
 from services.ledger.records import Arrival, record
@@ -25,16 +25,17 @@ class LedgerActive(Exception):
 async def rebuild(database_url: str, progress: Callable[[int], None] | None = None) -> int:
     """Fold every recorded event; returns how many. `progress` is told how many so far.
 
-    Readers see the old rows until the end. Errors: LedgerActive; those of `database.connect`.
+    Readers see the old rows until the end. Errors: LedgerActive; BadState; those of `database.connect`.
     """
     connection = await database.connect(database_url)
     try:
         if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", database.ACTIVE_LOCK):
             raise LedgerActive("a ledger copies into this database: stop it, rebuild, start it again")
-        models, writer, events = ReadModels(), TableWriter(connection), 0
+        writer, events = TableWriter(connection), 0
         async with connection.transaction():
             gone = await seals.gone_days(connection)
             await _empty(connection, gone)
+            models = await _begun(connection, writer)
             known = deque(await snapshots.behind_drops(connection, gone))
             for log in await reading.logs(connection):
                 async for page in reading.pages(connection, log):
@@ -54,6 +55,16 @@ async def rebuild(database_url: str, progress: Callable[[int], None] | None = No
         return events
     finally:
         await connection.close()
+
+
+async def _begun(connection: Any, writer: TableWriter) -> ReadModels:
+    """Nothing, or what a record that is a part of another one begins with."""
+    begun = await partial.beginning(connection)
+    if begun is None:
+        return ReadModels()
+    models = partial.thawed(begun.models)
+    await partial.write(connection, writer, models, begun.place)
+    return models
 
 
 async def _empty(connection: Any, gone: Iterable[BlockDayDropped]) -> None:

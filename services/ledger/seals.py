@@ -59,8 +59,8 @@ async def extent(connection: Any) -> Extent | None:
     )
 
 
-async def seal(connection: Any, reached: Extent) -> LogSealed:
-    """The seal of everything that was copied since the last one."""
+async def seal(connection: Any, reached: Extent, snapshot: bytes | None = None) -> LogSealed:
+    """The seal of everything that was copied since the last one; `snapshot` is the hash of the state that is kept with it."""
     counts = [
         await connection.fetchval(
             f"SELECT count(*) FROM {table} WHERE log = $1 AND stream_seq > $2 AND stream_seq <= $3",  # noqa: S608
@@ -75,6 +75,7 @@ async def seal(connection: Any, reached: Extent) -> LogSealed:
         to_seq=reached.stream_seq,
         count=sum(counts),
         head=head(reached.heads),
+        snapshot=snapshot,
     )
 
 

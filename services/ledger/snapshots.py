@@ -5,7 +5,8 @@ reads the tables. It also outlives the block events before it: once a day of tho
 workers held then, and what they hold since is known from the first snapshot behind that day.
 """
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from hashlib import blake2b
 from typing import Any
 
 from services.ledger.loading import load_caches, sources
@@ -15,7 +16,9 @@ from services.ledger.seals import STATEMENT_LIMIT_S, Extent
 from shared.contracts.events import BlockDayDropped
 from shared.model.prefix_index import PrefixIndex
 
-MODELS = ("nodes", "workers", "caches", "cached_runs", "sources", "open_requests", "open_reconciliations")
+MODELS = (
+    "nodes", "workers", "caches", "cached_runs", "sources", "open_requests", "open_reconciliations", "newest_parameters"
+)  # fmt: skip
 
 NEWEST_KEPT = 24
 """A day's, if the record is sealed every hour."""
@@ -42,6 +45,14 @@ WHERE snapshots.log = ranked.log AND snapshots.stream_seq = ranked.stream_seq
   AND ranked.age > {NEWEST_KEPT} AND (ranked.of_day > 1 OR ranked.day_age > {DAYS_KEPT})
 """  # noqa: S608 - of two numbers
 
+ROWS_PREFETCH = 500
+"""Each may have all the blocks of a long run."""
+
+ROWS = """
+SELECT model, value::text AS value FROM snapshot_rows WHERE log = $1 AND stream_seq = $2
+ORDER BY model COLLATE "C", value::text COLLATE "C"
+"""
+
 # One that was made within a full report names events that may have gone with their day.
 FIRST_WHOLE = """
 SELECT s.log, s.stream_seq FROM snapshots s WHERE (s.log, s.stream_seq) >= ($1, $2) AND NOT EXISTS (
@@ -51,13 +62,13 @@ SELECT s.log, s.stream_seq FROM snapshots s WHERE (s.log, s.stream_seq) >= ($1, 
 """
 
 
-async def take(connection: Any, reached: Extent, now_ns: int) -> None:
+async def take(connection: Any, reached: Extent, now_ns: int) -> Place:
     """Keep the state at the checkpoint, within the caller's repeatable-read transaction; older snapshots are thinned out.
     `now_ns` is the ledger's clock."""
     number = await connection.fetchval("SELECT number FROM logs WHERE log = $1", reached.log)
     place = Place(number, reached.stream_seq)
     if await connection.fetchval("SELECT EXISTS (SELECT FROM snapshots WHERE log = $1 AND stream_seq = $2)", *place):
-        return
+        return place
     before = await connection.fetchval("SELECT max(stream_seq) FROM snapshots WHERE log = $1", number) or 0
     clocks = (reached.log, before, reached.stream_seq, now_ns)
     newest_ns = await connection.fetchval(NEWEST_CLOCK, *clocks, timeout=STATEMENT_LIMIT_S)
@@ -69,6 +80,23 @@ async def take(connection: Any, reached: Extent, now_ns: int) -> None:
             timeout=STATEMENT_LIMIT_S,
         )
     await connection.execute(THIN_OUT)
+    return place
+
+
+async def rows(connection: Any, at: Place) -> AsyncIterator[tuple[str, str]]:
+    """The rows of a snapshot as (model, JSON), in an order of their own. Call within a transaction."""
+    async for row in connection.cursor(ROWS, *at, prefetch=ROWS_PREFETCH, timeout=STATEMENT_LIMIT_S):
+        yield row["model"], row["value"]
+
+
+async def digest(connection: Any, at: Place) -> bytes:
+    """The hash of a snapshot, which a seal publishes."""
+    found = blake2b(digest_size=32)
+    async for model, value in rows(connection, at):
+        for part in (model.encode(), value.encode()):
+            found.update(len(part).to_bytes(8))
+            found.update(part)
+    return found.digest()
 
 
 async def before_seq(connection: Any, place: Place) -> Place | None:

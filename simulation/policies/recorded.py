@@ -9,7 +9,8 @@ from collections.abc import Callable
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
-from replay import history
+from replay import history, keeping
+from replay.freezing import known
 from replay.verifying import Span
 from services.ledger import database, reading
 from services.worker.composer import StepLimits
@@ -233,7 +234,7 @@ def _asked(after_ns: int, data: RequestReceived) -> Asked:
 async def recorded_run(database_url: str, span: Span, progress: Callable[[int], None]) -> Recorded:
     """The run of a range, out of one view of the record; sequences in `span` are those of the newest log.
 
-    Errors: NoRun; those of `database.connect`.
+    Errors: NoRun; BadState; those of `database.connect`.
     """
     connection = await database.connect(database_url)
     try:
@@ -242,9 +243,10 @@ async def recorded_run(database_url: str, span: Span, progress: Callable[[int], 
             if not logs:
                 raise NoRun("the record is empty")
             newest = logs[-1]
-            begun = await history.registrations(connection, newest.log)
-            known = {each.source: model for each in begun if (model := each.begun.cost_model()) is not None}
-            run, events = Run(span, known), 0
+            frozen = await keeping.first(connection, newest)
+            begun = known(frozen, await history.registrations(connection, newest.log))
+            models = {each.source: model for each in begun if (model := each.begun.cost_model()) is not None}
+            run, events = Run(span, models), 0
             for inherited in await history.inherited(connection, logs, newest):
                 run.fold(inherited)
             async for page in history.pages(connection, newest):

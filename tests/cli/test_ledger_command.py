@@ -45,7 +45,7 @@ def test_a_record_is_replayed_and_verified_elsewhere(
 ) -> None:
     file = tmp_path / "incident"
     told = json.loads(vertumnus("ledger", "export", str(file), "--json"))
-    assert told == {"logs": 1, "rows": len(world.log), "to_seq": len(world.log)}
+    assert told == {"logs": 1, "rows": len(world.log), "to_seq": len(world.log), "after_seq": 0}
     at = str(len(world.log) - 50)
     state, checked = vertumnus("replay", "--at", at, "--json"), json.loads(vertumnus("verify", "--json"))["checked"]
     monkeypatch.setenv("VERTUMNUS_DATABASE_URL", database_url)
@@ -62,7 +62,7 @@ def test_what_is_refused_leaves_no_file_and_no_row(
     world: World, elsewhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "incident"
-    assert "from its beginning" in vertumnus("ledger", "export", str(file), "--from", "7", status=2)
+    assert "no sealed state lies before" in vertumnus("ledger", "export", str(file), "--from", "7", status=1)
     assert "begins after" in vertumnus("ledger", "export", str(file), "--to", "2001-01-01", status=1)
     assert "no request arrived" in vertumnus("ledger", "export", str(file), "--mooncake", "--to", "1", status=1)
     assert "No such file" in vertumnus("ledger", "export", str(tmp_path / "nowhere" / "incident"), status=1)

@@ -17,13 +17,15 @@ class LogReset(EventData):
 @event("log-sealed", channel=Channel.LEDGER, senders=("ledger",))
 class LogSealed(EventData):
     """The chained record is complete up to `to_seq` with `count` rows from `from_seq` on, and its head hash is this: BLAKE2b
-    over the heads of its tables' chains, decisions first, then block events, then repeats."""
+    over the heads of its tables' chains, decisions first, then block events, then repeats. `snapshot` is the hash of the state
+    that was kept with it: a part of the record that begins here is believed by it."""
 
     sealed_log: str
     from_seq: int = Field(ge=1)
     to_seq: int
     count: int
     head: bytes
+    snapshot: bytes | None = None
 
 
 class DroppedRun(BaseModel):
