@@ -1,7 +1,7 @@
 """What is frozen comes back as it was, and nothing else can come out of bytes."""
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -11,7 +11,9 @@ import pytest
 from services.cachemgr import decider as cachemgr
 from services.controller import decider as controller
 from services.router import decider as router
-from shared.contracts.envelope import UnknownEvent
+from shared.contracts.envelope import Stored, UnknownEvent
+from shared.contracts.events import RequestReceived
+from shared.contracts.ids import BlockId, RequestId, TenantId, unpack_block_ids
 from shared.model.lattice import Group
 from shared.runtime.states import BadState, freeze, thaw
 from tests.replay.lagging_world import COST, World
@@ -77,11 +79,21 @@ def test_deciders_go_on_as_if_nothing_had_happened(policy: str) -> None:
                 if stored.data.CHANNEL != "cache":
                     controller.evolve(controlling, stored)
         states.append(again(states[0]))
-    for routing, caching, _ in states:
+    arrival = router.Arrival(RequestId("new"), TenantId("t"), "m", 2_000, 5, 0, False, _chain_of(folded))
+    told = []
+    for routing, caching, controlling in states:
         routing.loads.check()
         routing.holders.check()
         caching.trie.check(caching.holders)
-    assert freeze(states[0]) == freeze(states[1]) == freeze(states[2])
+        placed = router.receive(routing, arrival, router.Moment(world.now_ns, 7))
+        told.append((placed, cachemgr.scan(caching), controller.close_window(controlling, world.now_ns + 10**12)))
+    assert told[0] == told[1] == told[2]
+    assert all(told[0]), "each of them decides something"
+
+
+def _chain_of(log: Sequence[Stored]) -> tuple[BlockId, ...]:
+    received = [each.data for each in log if isinstance(each.data, RequestReceived)]
+    return tuple(unpack_block_ids(max((each.block_ids for each in received), key=len)))
 
 
 def test_a_deep_chain_needs_no_stack() -> None:
