@@ -16,8 +16,9 @@ from replay.freezing import Frozen, fold
 from replay.leaders import Leaders
 from replay.parts import WHOLE, Part
 from replay.pool_routers import UNSAID, Routers
+from replay.recorded_inputs import from_recorded_inputs
 from replay.roles import CACHE_MANAGER, controller_role
-from replay.routers import Decided, from_recorded_inputs
+from replay.routers import Decided
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
     CacheLeadershipTaken,
