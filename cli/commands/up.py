@@ -26,8 +26,11 @@ def up(
     ] = None,
     router_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API; 0 takes a free one")] = 0,
     engine: Annotated[
-        Literal["torch", "modelled"],
-        typer.Option(help="`torch` computes; `modelled` only takes the time it would take"),
+        Literal["torch", "sglang", "modelled"],
+        typer.Option(
+            help="`torch` computes; `sglang` drives the servers that VERTUMNUS_SGLANG_SERVERS names; `modelled` only takes"
+            " the time it would take"
+        ),
     ] = "torch",
     model: Annotated[Path | None, typer.Option(help=f"Model directory [DATA_DIR/models/{DEFAULT_MODEL}]")] = None,
     composition: Annotated[

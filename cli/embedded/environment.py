@@ -23,6 +23,7 @@ DEFAULTS = {
         "VERTUMNUS_BLOCKS_PER_RANK": "512",
         "VERTUMNUS_FIRST_TOKEN_SLACK_S": "60",
     },
+    "sglang": {"VERTUMNUS_COEFFICIENTS": "qwen3_30b_a3b_h20", "VERTUMNUS_FIRST_TOKEN_SLACK_S": "60"},
     "modelled": {"VERTUMNUS_COEFFICIENTS": "qwen3_30b_a3b_h20"},
 }
 """What the engines need here, unless the user says otherwise. Nine ranks share a few CPU cores with everything else on the

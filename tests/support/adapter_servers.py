@@ -20,6 +20,9 @@ START_LIMIT_S = 1_800.0
 
 PAGE_TOKENS = 16
 CAPACITY_TOKENS = 6_000
+MODELS_NEEDED = {"__init__", "registry", "utils", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"}
+"""A server imports the code of every model that it knows, which takes longer than everything else in its start."""
+
 KV_PORTS = 64
 """Between the event ports of a server's ranks, the ports of their replays, and those of their loads."""
 
@@ -64,7 +67,7 @@ def server(
 ) -> Iterator[Running]:
     """A server with `arguments` besides the usual ones, up when the block begins and gone when it ends."""
     port = free_ports(2 + 3 * KV_PORTS)
-    command = command_of(model, port, *arguments)
+    command = command_of(model, port, *(switching_arguments(units) if units > 1 else ()), *arguments)
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -97,8 +100,16 @@ def command_of(model: Path, port: int, *arguments: str) -> Sequence[str]:
         *("--dtype", "float32", "--page-size", str(PAGE_TOKENS), "--max-total-tokens", str(CAPACITY_TOKENS)),
         *("--disable-overlap-schedule", "--disable-custom-all-reduce", "--enable-metrics", "--sleep-on-idle"),
         *("--kv-events-config", published, "--load-publish-endpoint", f"tcp://*:{events + 2 * KV_PORTS}"),
-        *("--log-level", "warning"),
+        *("--log-level", "warning", "--skip-server-warmup"),
         *arguments,
+    )
+
+
+def switching_arguments(units: int) -> Sequence[str]:
+    """What makes a server one whose units may be grouped (docs/sglang.md)."""
+    return (
+        *("--tp-size", str(units), "--attn-dp-size", str(units), "--enable-prefill-cp", "--cp-strategy", "zigzag"),
+        *("--enable-dp-lm-head", "--enable-dp-attention-local-control-broadcast"),
     )
 
 
@@ -107,16 +118,24 @@ def environment_of(units: int) -> dict[str, str]:
     libraries = sorted({str(path.parent) for path in (ENVIRONMENT / "debian").rglob("*.so*")})
     cores = os.cpu_count() or 1
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("VERTUMNUS_")}
-    inherited.pop("PYTHONPATH", None)
-    return inherited | {
-        "SGLANG_PLATFORM": "vertumnus_cpu",
-        "SGLANG_HOST_IP": "127.0.0.1",
-        "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(unit % cores) for unit in range(units)),
-        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "0",
-        "OMP_NUM_THREADS": "1",
-        "LD_LIBRARY_PATH": ":".join(libraries),
-        "MC_FORCE_TCP": "1",
-    }
+    models = next(ENVIRONMENT.glob("lib/python3*/site-packages/sglang/srt/models"))
+    unneeded = {path.stem for path in models.glob("*.py")} - MODELS_NEEDED
+    switching = {"VERTUMNUS_SGLANG": "1", "SGLANG_SCHEDULER_SKIP_ALL_GATHER": "1"} if units > 1 else {}
+    return (
+        inherited
+        | switching
+        | {
+            "PYTHONPATH": str(ENVIRONMENT.parents[1]),
+            "SGLANG_DISABLED_MODEL_ARCHS": ",".join(sorted(unneeded)),
+            "SGLANG_PLATFORM": "vertumnus_cpu",
+            "SGLANG_HOST_IP": "127.0.0.1",
+            "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(unit % cores) for unit in range(units)),
+            "SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "0",
+            "OMP_NUM_THREADS": "1",
+            "LD_LIBRARY_PATH": ":".join(libraries),
+            "MC_FORCE_TCP": "1",
+        }
+    )
 
 
 def _wait_until_up(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:

@@ -79,10 +79,11 @@ class SglangSettings:
     key: str | None = None
     launch: tuple[str, ...] | None = None
     start_limit_s: float = 900.0
-    drain_s: float = 1.0
-    """For units to become idle when their geometry changes. The agent has let steps end before; the controller allows 2 s."""
-    vote_s: float = 0.7
-    """From the first unit's vote to the last."""
+    drain_s: float = 2.0
+    """For units to become idle when their geometry changes. The agent has let steps end before, so only answers that a unit
+    decodes itself are waited for, and the controller waits no longer."""
+    vote_s: float = 3.0
+    """From the first unit's vote to the last: only a unit that hangs or has died takes it."""
 
     @property
     def prefill_ranks(self) -> int:
