@@ -1,11 +1,15 @@
 """Entry point of `sglang.srt.plugins`: what SGLang does on every device that a CPU cannot, or cannot do that way."""
 
+import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from vertumnus_sglang_cpu.faults import Faults
 
 BACKEND = "vertumnus_cpu"
 
@@ -27,6 +31,8 @@ def register() -> None:
     group = "sglang.srt.distributed.parallel_state.GroupCoordinator."
     HookRegistry.register(group + "all_gather_into_tensor", _all_gather, HookType.AROUND)
     HookRegistry.register(group + "reduce_scatter_tensor", _reduce_scatter, HookType.AROUND)
+    if (faults := os.environ.get("VERTUMNUS_SGLANG_FAULTS")) is not None:
+        Faults(Path(faults)).install(HookRegistry.register, HookType.AROUND)
     _send_kv_from_host_memory()
     torch.empty = partial(_unpinned, torch.empty)
     # The eager runner asks for the stream of its context-parallel branch and does not use the answer.

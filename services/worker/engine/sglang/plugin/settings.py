@@ -18,7 +18,7 @@ def active() -> bool:
 
 
 def store_address() -> tuple[str, int] | None:
-    """Host and port of the store; None in the process that is to start it."""
+    """Host and port of the store; None in the process that serves it."""
     if (value := os.environ.get(STORE)) is None:
         return None
     host, _, port = value.rpartition(":")

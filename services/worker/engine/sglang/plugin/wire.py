@@ -1,7 +1,7 @@
 """What a verb looks like in SGLang's `POST /set_internal_state`: a flat map from names to numbers, all that passes there.
 
-A composition travels as the bit mask of the units that begin a group: (2, 1, 1) is 0b1101. Fields from `_CONTROLLER` down are
-written by the data-parallel controller, which knows what is in force, and overwrite whatever a client put there.
+A composition travels as the bit mask of the units that begin a group: (2, 1, 1) is 0b1101. Fields from `_CONTROLLER`
+down are written by the data-parallel controller, which knows what is in force, and overwrite whatever a client put there.
 """
 
 from collections.abc import Mapping
@@ -30,8 +30,8 @@ class Op(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Hold work for the units that `composition` touches, until released or for `lease_s`. Units answer whether they are idle
-    and may switch. Repeating it renews the lease."""
+    """Hold work for the units that `composition` touches, until released or for `lease_s`. Units answer whether they
+    are idle and may switch. Repeating it renews the lease."""
 
     epoch: int
     composition: Composition
@@ -68,7 +68,8 @@ Verb = Prepare | Commit | Release | Evict
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """What the controller adds: the composition that units have now, and whether the verb came too late to be carried out."""
+    """What the controller adds: the composition that units have now, and whether the verb came too late to be carried
+    out."""
 
     composition: Composition
     lapsed: bool = False
