@@ -15,9 +15,9 @@ OFFER_BYTES = 16
 """Of a page's digest, told to other units: 128 bits, and half as much to send."""
 
 PATHS_MAX = 1 << 16
-TOKENS_MAX = 1 << 25
-"""Of all logged paths: 128 MiB. A path that is forgotten is not kept by the next merge, which costs its prefix and no
-more."""
+POOLS_LOGGED = 4
+"""Tokens of all logged paths, in pools of the unit: paths share prefixes, and some are gone from the tree. A path that is
+forgotten is not kept by the next merge, which costs its prefix and no more."""
 
 Namespace = tuple[str | None, str | None]
 """Extra key and cache salt."""
@@ -59,7 +59,7 @@ def block_hash(digest: bytes) -> int:
 class PathLog:
     """Paths in the order of their last insertion. One that extends another takes its place."""
 
-    def __init__(self, page: int, paths_max: int = PATHS_MAX, tokens_max: int = TOKENS_MAX) -> None:
+    def __init__(self, page: int, tokens_max: int, paths_max: int = PATHS_MAX) -> None:
         self.page = page
         self._paths: dict[bytes, Path] = {}
         self._tokens = 0

@@ -200,7 +200,8 @@ class Unit:
 
     def _logged(self, cache: Any) -> paths.PathLog:
         if self._log is None:
-            self._log = paths.PathLog(int(cache.page_size))
+            pool_tokens = int(cache.token_to_kv_pool_allocator.size)
+            self._log = paths.PathLog(int(cache.page_size), paths.POOLS_LOGGED * pool_tokens)
         return self._log
 
     def _at_store(self) -> Store:

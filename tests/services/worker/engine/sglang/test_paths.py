@@ -22,7 +22,7 @@ KEYS = st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=12)
 
 
 def log_of(keys: list[list[int]]) -> PathLog:
-    log = PathLog(PAGE)
+    log = PathLog(PAGE, tokens_max=1000)
     for key in keys:
         log.add(NOWHERE, array("I", key))
     return log
@@ -58,7 +58,7 @@ def test_the_log_holds_every_page_once_under_its_longest_path(keys: list[list[in
 
 @given(KEYS, st.integers(1, 4), st.integers(1, 12))
 def test_the_log_is_bounded_and_forgets_the_oldest(keys: list[list[int]], paths_max: int, tokens_max: int) -> None:
-    log = PathLog(PAGE, paths_max, tokens_max)
+    log = PathLog(PAGE, tokens_max, paths_max)
     for key in keys:
         log.add(NOWHERE, array("I", key))
         assert len(log) <= paths_max
