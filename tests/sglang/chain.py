@@ -8,7 +8,7 @@ import httpx
 from services.worker.engine.sglang.verbs import Limits, Switched, Verbs, switch
 from shared.model.lattice import Composition, groups_of
 from shared.runtime.clock import SystemClock
-from tests.support.sglang_servers import generate, generate_all
+from tests.support.switching_servers import generate, generate_all
 
 PATIENT = Limits(drain_s=600.0, vote_s=60.0, lease_s=300.0)
 AT_ONCE = 8

@@ -1,8 +1,8 @@
 """A naive listener to SGLang's KV events: what a unit's tree holds, as far as its events say."""
 
 from array import array
-from collections.abc import Sequence
-from itertools import count
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import zmq
@@ -13,21 +13,23 @@ from services.worker.engine.sglang.plugin.paths import NOWHERE, block_hash, path
 class Listener:
     """One unit's stream. `blocks` maps each block to its parent, None for the first of a path."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", host: str, events: Mapping[str, Any], unit: int
+    ) -> None:
+        """`events` is what `/server_info` says of them. What was sent before is replayed."""
         self._socket = context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self._socket.connect(endpoint)
-        self._expected = count()
+        self._socket.connect(f"tcp://{host}:{events['endpoint_port_base'] + unit}")
+        self._next = 0
         self.blocks: dict[int, int | None] = {}
         self.cleared = 0
+        self._replay(context, f"tcp://{host}:{events['replay_endpoint_port_base'] + unit}")
 
     def drain(self, quiet_ms: int = 2000) -> None:
         """Take everything that comes until nothing has for a while."""
         while self._socket.poll(quiet_ms):
             _, sequence, payload = self._socket.recv_multipart()
-            assert int.from_bytes(sequence, "big") == next(self._expected), "no event is lost on one machine"
-            for event in msgspec.msgpack.decode(payload)[1]:
-                self._apply(event)
+            self._take(int.from_bytes(sequence, "big"), payload)
 
     def held(self, tokens: Sequence[int], page: int) -> int:
         """How many of the prompt's leading tokens the unit holds."""
@@ -38,6 +40,24 @@ class Listener:
                 break
             blocks += 1
         return blocks * page
+
+    def _replay(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
+        with context.socket(zmq.DEALER) as asking:
+            asking.connect(endpoint)
+            asking.send_multipart([b"", (0).to_bytes(8, "big")])
+            while True:
+                *_, sequence, payload = asking.recv_multipart()
+                if int.from_bytes(sequence, "big", signed=True) < 0:
+                    return
+                self._take(int.from_bytes(sequence, "big"), payload)
+
+    def _take(self, sequence: int, payload: bytes) -> None:
+        if sequence < self._next:
+            return  # replayed already
+        assert sequence == self._next, "no event is lost on one machine"
+        self._next += 1
+        for event in msgspec.msgpack.decode(payload)[1]:
+            self._apply(event)
 
     def _apply(self, event: dict[str, object]) -> None:
         match event:

@@ -1,7 +1,6 @@
 """Four units: every composition, mixed ones too, inside one server, under traffic and faults."""
 
 import asyncio
-import json
 import os
 import signal
 from array import array
@@ -20,7 +19,10 @@ from shared.runtime.clock import SystemClock
 from tests.sglang.chain import NEW_TOKENS, PATIENT, check_everywhere, check_groups, expected, prepared, switched, travel
 from tests.sglang.kv_listener import Listener
 from tests.sglang.traffic import mixed_prompts, random_prompt
-from tests.support.sglang_servers import PAGE, SglangServer, free_port, generate
+from tests.support.sglang_servers import PAGE_TOKENS, Running
+from tests.support.switching_servers import client, fault, generate, log_of, switching_server, wait_ended, wait_logged
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(7200)]
 
 ONES: Composition = (1, 1, 1, 1)
 STOPS: list[Composition] = [(2, 2), (4,), (2, 1, 1), (2, 2), (4,), (1, 1, 2), (4,), ONES]
@@ -34,28 +36,18 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def kv_port() -> int:
-    return free_port()
+def server(model: Path, faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    log = tmp_path_factory.mktemp("four") / "log"
+    with switching_server(model, log, 4, environment={"VERTUMNUS_SGLANG_FAULTS": str(faults)}) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
-def server(qwen3: Path, faults: Path, kv_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangServer]:
-    events = {"publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{kv_port}", "topic": "", "bind": True}
-    with SglangServer(
-        qwen3,
-        tmp_path_factory.mktemp("four") / "log",
-        units=4,
-        extra=("--kv-events-config", json.dumps(events)),
-        environment={"VERTUMNUS_SGLANG_FAULTS": str(faults)},
-    ) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def listeners(server: SglangServer, kv_port: int) -> Iterator[list[Listener]]:
-    """Listening before the first request."""
+def listeners(server: Running) -> Iterator[list[Listener]]:
+    """Listening before the first request but the one that found out whether the server is up."""
+    events = httpx.get(f"{server.url}/server_info", timeout=300.0).json()["kv_events"]
     context = zmq.Context()
-    listeners = [Listener(context, f"tcp://127.0.0.1:{kv_port + unit}") for unit in range(4)]
+    listeners = [Listener(context, "127.0.0.1", events, unit) for unit in range(4)]
     yield listeners
     for each in listeners:
         each.close()
@@ -63,15 +55,15 @@ def listeners(server: SglangServer, kv_port: int) -> Iterator[list[Listener]]:
 
 
 @pytest.fixture
-async def http(server: SglangServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=900.0) as client:
-        yield client
+async def http(server: Running) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(server.url) as http:
+        yield http
 
 
 @pytest.fixture
-async def reference(plain: SglangServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=plain.url, timeout=900.0) as client:
-        yield client
+async def reference(fixed_server: Running) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(fixed_server.url) as http:
+        yield http
 
 
 @pytest.fixture
@@ -96,14 +88,14 @@ async def test_events_alone_rebuild_every_units_tree(
     for listener in listeners:
         listener.drain()
     for state, listener in zip(await verbs.states(), listeners, strict=True):
-        assert len(listener.blocks) * PAGE == state.total_tokens, state.unit
+        assert len(listener.blocks) * PAGE_TOKENS == state.total_tokens, state.unit
         assert listener.cleared >= 4, "each merge tells the tree from the beginning"
     fresh = random_prompt(640, 77)
     await generate(http, fresh, routed_dp_rank=2)
     listeners[2].drain()
-    assert listeners[2].held(fresh, PAGE) == 640
+    assert listeners[2].held(fresh, PAGE_TOKENS) == 640
     for prompt in (fresh, *mixed_prompts(6, seed=5)):
-        promised = min(listeners[2].held(prompt, PAGE), (len(prompt) - 1) // PAGE * PAGE)
+        promised = min(listeners[2].held(prompt, PAGE_TOKENS), (len(prompt) - 1) // PAGE_TOKENS * PAGE_TOKENS)
         assert (await generate(http, prompt, routed_dp_rank=2))[1] == promised
         listeners[2].drain()
 
@@ -116,13 +108,13 @@ async def test_one_prefix_is_evicted_in_a_merged_group(
     fork = [*prompt[:960], *random_prompt(320, 79)]
     for each in (prompt, fork):
         await generate(http, each)
-    digests = path_of(NOWHERE, array("I", prompt), PAGE).digests
+    digests = path_of(NOWHERE, array("I", prompt), PAGE_TOKENS).digests
     assert await verbs.evict(Group(0, 4), [block_hash(digests[100])])
     assert (await generate(http, prompt))[1] == 1600
     assert await verbs.evict(Group(0, 4), [block_hash(digests[40])]), "above the fork: both branches go"
     for listener in listeners:
         listener.drain()
-        assert listener.held(prompt, PAGE) == listener.held(fork, PAGE) == 640
+        assert listener.held(prompt, PAGE_TOKENS) == listener.held(fork, PAGE_TOKENS) == 640
     assert (await generate(http, fork))[1] == 640
     assert not await verbs.evict(Group(0, 4), [block_hash(digests[100])]), "it is gone"
     await check_groups(verbs)
@@ -132,9 +124,8 @@ async def test_a_unit_that_is_not_ready_stops_a_switch(
     http: httpx.AsyncClient, reference: httpx.AsyncClient, verbs: Verbs, faults: Path
 ) -> None:
     await switched(verbs, EPOCHS, ONES)
-    (faults / "refuse-2").touch()
-    result = await switch(verbs, next(EPOCHS), (4,), Limits(1.0, 3.0, 30.0), SystemClock())
-    (faults / "refuse-2").unlink()
+    with fault(faults, "refuse-2"):
+        result = await switch(verbs, next(EPOCHS), (4,), Limits(1.0, 3.0, 30.0), SystemClock())
     assert (result.made, result.composition) == (False, ONES)
     await _serves(http, reference, 1)
 
@@ -150,10 +141,9 @@ async def test_a_vote_against_it_leaves_everybody_where_they_were(
     against: int,
 ) -> None:
     """A leader's vote, and a follower's."""
-    await switched(verbs, EPOCHS, before) if await verbs.composition() != before else None
-    (faults / f"vote-no-{against}").touch()
-    result = await switch(verbs, next(EPOCHS), after, PATIENT, SystemClock())
-    (faults / f"vote-no-{against}").unlink()
+    await switched(verbs, EPOCHS, before)
+    with fault(faults, f"vote-no-{against}"):
+        result = await switch(verbs, next(EPOCHS), after, PATIENT, SystemClock())
     assert (result.made, result.composition) == (False, before)
     await _serves(http, reference, 2 + against)
     await switched(verbs, EPOCHS, after)
@@ -161,7 +151,7 @@ async def test_a_vote_against_it_leaves_everybody_where_they_were(
 
 
 async def test_a_stopped_unit_costs_its_mates_the_time_for_votes_and_the_others_nothing(
-    http: httpx.AsyncClient, reference: httpx.AsyncClient, verbs: Verbs, server: SglangServer
+    http: httpx.AsyncClient, reference: httpx.AsyncClient, verbs: Verbs, server: Running
 ) -> None:
     await switched(verbs, EPOCHS, ONES)
     epoch, stopped = next(EPOCHS), (await verbs.states())[3].pid
@@ -173,7 +163,7 @@ async def test_a_stopped_unit_costs_its_mates_the_time_for_votes_and_the_others_
         answer = (await generate(reference, prompt, NEW_TOKENS))[0]
         for unit in (0, 1, 0, 1):
             assert (await generate(http, prompt, NEW_TOKENS, routed_dp_rank=unit))[0] == answer
-        await asyncio.to_thread(server.wait_logged, f"epoch {epoch}: abort")
+        await asyncio.to_thread(wait_logged, server, f"epoch {epoch}: abort")
     finally:
         os.kill(stopped, signal.SIGCONT)
     # Its mate had decided before it woke: it reads the decision, late.
@@ -186,38 +176,37 @@ async def test_a_stopped_unit_costs_its_mates_the_time_for_votes_and_the_others_
 
 
 async def test_a_client_that_dies_after_prepare_leaves_nothing_held(
-    http: httpx.AsyncClient, reference: httpx.AsyncClient, verbs: Verbs, server: SglangServer
+    http: httpx.AsyncClient, reference: httpx.AsyncClient, verbs: Verbs, server: Running
 ) -> None:
     await switched(verbs, EPOCHS, ONES)
     epoch = next(EPOCHS)
     await verbs.prepare(epoch, (2, 2), 2.0)
     await _serves(http, reference, 10)
-    assert f"epoch {epoch} has ended" in server.log.read_text(errors="replace")
+    assert f"epoch {epoch} has ended" in log_of(server)
     assert not await verbs.commit(epoch, (2, 2), 5.0), "too late"
     assert await verbs.composition() == ONES
     await switched(verbs, EPOCHS, (2, 2))
 
 
 async def test_a_client_that_dies_after_commit_leaves_the_new_composition_serving(
-    http: httpx.AsyncClient, reference: httpx.AsyncClient, verbs: Verbs, server: SglangServer
+    http: httpx.AsyncClient, reference: httpx.AsyncClient, verbs: Verbs, server: Running
 ) -> None:
     epoch = next(EPOCHS)
     await prepared(verbs, epoch, (4,))
     assert await verbs.commit(epoch, (4,), 10.0)
     await _serves(http, reference, 11)
-    assert f"epoch {epoch} has ended" in server.log.read_text(errors="replace")
+    assert f"epoch {epoch} has ended" in log_of(server)
     assert await verbs.composition() == (4,)
     await check_groups(verbs)
     await switched(verbs, EPOCHS, (1, 1, 2))
     await _serves(http, reference, 12)
 
 
-async def test_a_rank_that_dies_in_a_commit_ends_the_server(verbs: Verbs, faults: Path, server: SglangServer) -> None:
+async def test_a_rank_that_dies_in_a_commit_ends_the_server(verbs: Verbs, faults: Path, server: Running) -> None:
     await switched(verbs, EPOCHS, ONES)
-    (faults / "die-1").touch()
-    with pytest.raises(Unreachable):
+    with fault(faults, "die-1"), pytest.raises(Unreachable):
         await switch(verbs, next(EPOCHS), (4,), Limits(600.0, 3.0, 300.0), SystemClock())
-    assert server.wait_ended(120.0) != 0
+    wait_ended(server)
 
 
 async def _serves(http: httpx.AsyncClient, reference: httpx.AsyncClient, seed: int) -> None:

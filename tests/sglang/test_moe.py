@@ -2,41 +2,36 @@
 
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 
-import httpx
 import pytest
 
 from services.worker.engine.sglang.verbs import Verbs
 from shared.model.lattice import Composition
 from tests.sglang.chain import NEW_TOKENS, check_everywhere, expected, travel
-from tests.sglang.conftest import CONTEXT
 from tests.sglang.traffic import mixed_prompts, random_prompt
-from tests.support.sglang_servers import SglangServer, generate
+from tests.support.sglang_servers import Running, server
+from tests.support.switching_servers import client, generate, switching_server
 from tests.support.tiny_models import write_tiny_model
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(7200)]
 
 STOPS: list[Composition] = [(2, 2), (2, 1, 1), (4,), (1, 1, 2), (1, 1, 1, 1), (4,)]
 EPOCHS = count(1)
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SglangServer, SglangServer]]:
-    model = write_tiny_model(
-        tmp_path_factory.mktemp("models") / "moe", "qwen3_moe", context=CONTEXT, dense_layers=False
-    )
-    directory: Path = tmp_path_factory.mktemp("moe")
-    with (
-        SglangServer(model, directory / "fixed", pool_tokens=100_000) as fixed,
-        SglangServer(model, directory / "switching", units=4) as switching,
-    ):
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Running]]:
+    model = write_tiny_model(tmp_path_factory.mktemp("models") / "moe", "qwen3_moe", context=4096, dense_layers=False)
+    directory = tmp_path_factory.mktemp("moe")
+    with server(model, directory / "fixed") as fixed, switching_server(model, directory / "switching", 4) as switching:
         yield fixed, switching
 
 
-async def test_a_chain_with_experts(servers: tuple[SglangServer, SglangServer]) -> None:
+async def test_a_chain_with_experts(servers: tuple[Running, Running]) -> None:
     fixed, switching = servers
     async with (
-        httpx.AsyncClient(base_url=fixed.url, timeout=900.0) as reference,
-        httpx.AsyncClient(base_url=switching.url, timeout=900.0) as http,
+        client(fixed.url) as reference,
+        client(switching.url) as http,
     ):
         prompts = mixed_prompts(8 * len(STOPS), seed=3)
         answers = await expected(reference, prompts)

@@ -1,7 +1,7 @@
 """A prefill server that switches, and a decode server that is never told."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -12,62 +12,44 @@ from services.worker.engine.sglang.verbs import Verbs
 from shared.model.lattice import Composition
 from tests.sglang.chain import NEW_TOKENS, check_groups, expected, switched
 from tests.sglang.traffic import mixed_prompts
-from tests.support.sglang_servers import INSTALLED, SglangServer, free_port, generate
+from tests.support.sglang_servers import Running, server
+from tests.support.switching_servers import client, generate, switching_server
 
-pytestmark = pytest.mark.skipif(
-    not (INSTALLED / "debian").exists(), reason="the transfer engine's libraries are missing"
-)
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(7200)]
 
 STOPS: list[Composition] = [(2,), (1, 1), (2,), (1, 1)]
 REQUESTS = 60
 EPOCHS = count(1)
 ROOMS = count(1)
+TRANSFER = ("--disaggregation-transfer-backend", "mooncake")
 
 
 @pytest.fixture(scope="module")
-def bootstrap_port() -> int:
-    return free_port()
+def prefill_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    role = ("--disaggregation-mode", "prefill", "--load-balance-method", "follow_bootstrap_room", *TRANSFER)
+    with switching_server(model, tmp_path_factory.mktemp("pd") / "prefill", 2, *role) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
-def servers(
-    qwen3: Path, bootstrap_port: int, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[SglangServer, SglangServer]]:
-    transfer = ("--disaggregation-transfer-backend", "mooncake", "--disaggregation-bootstrap-port", str(bootstrap_port))
-    directory = tmp_path_factory.mktemp("pd")
-    tcp = {"MC_FORCE_TCP": "1"}
-    prefill = SglangServer(
-        qwen3,
-        directory / "prefill",
-        units=2,
-        pool_tokens=12_000,
-        extra=("--disaggregation-mode", "prefill", "--load-balance-method", "follow_bootstrap_room", *transfer),
-        environment=tcp,
-    )
-    decode = SglangServer(
-        qwen3,
-        directory / "decode",
-        pool_tokens=60_000,
-        extra=("--disaggregation-mode", "decode", "--disaggregation-decode-retraction-backup", "none", *transfer),
-        environment=tcp,
-    )
-    with prefill, decode:
-        yield prefill, decode
+def decode_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    role = ("--disaggregation-mode", "decode", "--disaggregation-decode-retraction-backup", "none", *TRANSFER)
+    with server(model, tmp_path_factory.mktemp("pd") / "decode", *role) as running:
+        yield running
 
 
-@pytest.fixture
-async def clients(
-    servers: tuple[SglangServer, SglangServer], plain: SglangServer
-) -> AsyncIterator[tuple[httpx.AsyncClient, ...]]:
-    urls = (servers[0].url, servers[1].url, plain.url)
-    clients = [httpx.AsyncClient(base_url=url, timeout=900.0) for url in urls]
-    yield tuple(clients)
-    for client in clients:
-        await client.aclose()
+async def test_decode_never_notices(prefill_server: Running, decode_server: Running, fixed_server: Running) -> None:
+    async with (
+        client(prefill_server.url) as prefill,
+        client(decode_server.url) as decode,
+        client(fixed_server.url) as reference,
+    ):
+        await _switch_under_load(prefill, decode, reference, prefill_server.bootstrap_port)
 
 
-async def test_decode_never_notices(clients: tuple[httpx.AsyncClient, ...], bootstrap_port: int) -> None:
-    prefill, decode, reference = clients
+async def _switch_under_load(
+    prefill: httpx.AsyncClient, decode: httpx.AsyncClient, reference: httpx.AsyncClient, bootstrap_port: int
+) -> None:
     verbs = Verbs(prefill, 2)
     turn = asyncio.Semaphore(4)
 

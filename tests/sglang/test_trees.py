@@ -1,16 +1,24 @@
 """The plug-in's tree operations on both of SGLang's tree cores, without a server."""
 
-import os
 import subprocess
 from pathlib import Path
 
-from tests.support.sglang_servers import PYTHON, ROOT
+import pytest
+
+from tests.support.sglang_servers import environment_of, python
+from tests.support.switching_servers import ROOT
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(3600)]
 
 SEEDS = 40
 
 
 def test_trees_stay_equal_after_a_merge_whatever_happens() -> None:
     script = Path(__file__).with_name("tree_in_process.py")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SGLANG_PLATFORM": "vertumnus_cpu", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([PYTHON, script, str(SEEDS)], env=environment, capture_output=True, text=True, check=False)
+    interpreter = python()
+    assert interpreter is not None, "checked for the directory"
+    environment = environment_of(1) | {"PYTHONPATH": str(ROOT)}
+    # -P: beside the script lies a module that is called `requests`.
+    command = [interpreter, "-P", script, str(SEEDS)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr[-4000:]

@@ -23,13 +23,15 @@ POLL_S = 0.02
 
 
 class Unreachable(Exception):
-    """The server did not answer, or not in a way that this plug-in would: it has died, hangs, or runs without the plug-in."""
+    """The server did not answer, or not in a way that this plug-in would: it has died, hangs, or runs without the
+    plug-in."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitState:
-    """What one unit says of itself. `steps` and `digest` describe the batches that it ran since its group was formed: equal on
-    all units of a group, or the group has come apart."""
+    """What one unit says of itself. `epoch` is the newest that it was told of, whatever became of it. `steps` and
+    `digest` describe the batches that it ran since its group was formed: equal on all units of a group, or the group
+    has come apart."""
 
     unit: int
     first_unit: int
@@ -57,8 +59,8 @@ class Switched:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a switch may take. `drain_s`: until touched units are idle. `vote_s`: from the first vote to the last; a unit
-    that hangs costs this. `lease_s`: how long the server holds work for a client that has gone silent; renewed by each
+    """How long a switch may take. `drain_s`: until touched units are idle. `vote_s`: from the first vote to the last; a
+    unit that hangs costs this. `lease_s`: how long the server holds work for a client that has gone silent; renewed by each
     question."""
 
     drain_s: float = 30.0
@@ -74,11 +76,13 @@ class Verbs:
         self._units = units
 
     async def prepare(self, epoch: int, composition: Composition, lease_s: float) -> bool:
-        """Hold work for the touched units. True when all of them are idle and would switch. Repeating it renews the lease."""
+        """Hold work for the touched units. True when all of them are idle and would switch. Repeating it renews the
+        lease."""
         return await self._all(Prepare(epoch, composition, lease_s))
 
     async def commit(self, epoch: int, composition: Composition, vote_s: float) -> bool:
-        """Decide. True when the composition is in force everywhere; False when the old one is. A repeated commit is refused."""
+        """Decide. True when the composition is in force everywhere; False when the old one is. A repeated commit is
+        refused."""
         return await self._all(Commit(epoch, composition, vote_s), allowance_s=vote_s)
 
     async def release(self, epoch: int) -> bool:
@@ -86,8 +90,8 @@ class Verbs:
         return await self._all(Release(epoch))
 
     async def evict(self, group: Group, blocks: Sequence[int]) -> bool:
-        """Remove blocks (hashes of SGLang's KV events) and everything below them from the group. True when something went; KV
-        events say what. False also while a request of the group holds any block: ask again when it is idle."""
+        """Remove blocks (hashes of SGLang's KV events) and everything below them from the group. True when something
+        went; KV events say what. False also while a request of the group holds any block: ask again when it is idle."""
         units = sum(1 << unit for unit in group.ranks)
         return any(await self._send(Evict(units, tuple(blocks)), 0.0))
 
@@ -136,9 +140,9 @@ class Verbs:
 async def switch(verbs: Verbs, epoch: int, composition: Composition, limits: Limits, clock: Clock) -> Switched:
     """Prepare, commit, release. `epoch` must be above every epoch the server has been told of.
 
-    Returns with `made` False when a unit would not or could not: the old composition then serves as before. `Unreachable`: the
-    server is to be restarted, or asked for its `composition` later. Nobody needs to clean up: held work flows when the lease
-    ends.
+    Returns with `made` False when a unit would not or could not: the old composition then serves as before.
+    `Unreachable`: the server is to be restarted, or asked for its `composition` later. Nobody needs to clean up: held
+    work flows when the lease ends.
     """
     began_ns = clock.monotonic_ns()
 

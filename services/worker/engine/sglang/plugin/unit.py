@@ -46,6 +46,8 @@ class Unit:
         try:
             verb = wire.decode(numbers, units())
             assert verb is not None, "it names an operation"
+            if not isinstance(verb, Evict):
+                self._epoch = max(self._epoch, verb.epoch)
             answer = self._carry_out(scheduler, verb, wire.told(numbers, units()))
         except ValueError as error:
             logger.warning("vertumnus: refused a verb: %s", error)
@@ -173,7 +175,7 @@ class Unit:
         except Exception:
             logger.exception("vertumnus: epoch %d was decided and cannot be carried out", verb.epoch)
             _give_up("a decided switch failed")
-        self._group, self._epoch = there.group, verb.epoch
+        self._group = there.group
         self._steps, self._digest = 0, hashlib.sha256()
 
     def _merge(

@@ -1,0 +1,123 @@
+"""SGLang servers with our plug-in, and requests that are compared with those of a server without it."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.sglang_servers import ENVIRONMENT, Running, server
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 300.0
+MODELS_NEEDED = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "llama")
+
+
+def switching_server(
+    model: Path, log: Path, units: int, *arguments: str, environment: dict[str, str] | None = None
+) -> AbstractContextManager[Running]:
+    """A server whose geometry may change, launched with each unit on its own."""
+    return server(
+        model,
+        log,
+        *switching_arguments(units),
+        *arguments,
+        units=units,
+        environment={**switching_environment(), **(environment or {})},
+    )
+
+
+def switching_arguments(units: int) -> tuple[str, ...]:
+    """What a server is launched with besides what every server here is."""
+    return (
+        *("--tp-size", str(units), "--attn-dp-size", str(units), "--enable-prefill-cp", "--cp-strategy", "zigzag"),
+        *("--enable-dp-lm-head", "--enable-dp-attention-local-control-broadcast", "--log-level", "info"),
+        # SGLang divides both among units.
+        *("--chunked-prefill-size", str(1024 * units), "--max-running-requests", str(16 * units)),
+        *("--random-seed", "7"),
+    )
+
+
+def switching_environment() -> dict[str, str]:
+    """The checkout under test, and no other model's code: each of a server's processes would import all of them."""
+    models = next((ENVIRONMENT / "lib").glob("python3*/site-packages/sglang/srt/models"))
+    unneeded = {path.stem for path in models.glob("*.py")} - {*MODELS_NEEDED, "__init__", "registry", "utils"}
+    return {
+        "PYTHONPATH": str(ROOT),
+        "VERTUMNUS_SGLANG": "1",
+        "SGLANG_SCHEDULER_SKIP_ALL_GATHER": "1",
+        "SGLANG_DISABLED_MODEL_ARCHS": ",".join(sorted(unneeded)),
+    }
+
+
+def log_of(running: Running) -> str:
+    return running.log.read_text(errors="replace")
+
+
+def wait_logged(running: Running, text: str) -> None:
+    _wait(lambda: text in log_of(running), f"{text!r} in the log")
+
+
+def wait_ended(running: Running) -> None:
+    """A zombie has ended: its parent, who started it, reads that later."""
+
+    def ended() -> bool:
+        try:
+            return Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except FileNotFoundError:
+            return True
+
+    _wait(ended, "the end of the server")
+
+
+def _wait(holds: Any, what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {LIMIT_S:g} s for {what}"
+        time.sleep(0.2)
+
+
+@contextmanager
+def fault(directory: Path, name: str) -> Iterator[None]:
+    """A fault of `vertumnus_sglang_cpu.faults`, while the block runs."""
+    (directory / name).touch()
+    try:
+        yield
+    finally:
+        (directory / name).unlink()
+
+
+async def generate(
+    http: httpx.AsyncClient, tokens: Sequence[int], new_tokens: int = 8, **fields: Any
+) -> tuple[list[int], int]:
+    """Greedy tokens after a prompt, and how many of the prompt were cached."""
+    body = {
+        "input_ids": list(tokens),
+        "sampling_params": {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True},
+        **fields,
+    }
+    answer = await http.post("/generate", json=body)
+    answer.raise_for_status()
+    told = answer.json()
+    return told["output_ids"], told["meta_info"]["cached_tokens"]
+
+
+async def generate_all(
+    http: httpx.AsyncClient, prompts: Sequence[Sequence[int]], at_once: int, new_tokens: int = 8
+) -> list[list[int]]:
+    """Tokens after each prompt, `at_once` requests under way at a time."""
+    turn = asyncio.Semaphore(at_once)
+
+    async def one(prompt: Sequence[int]) -> list[int]:
+        async with turn:
+            return (await generate(http, prompt, new_tokens))[0]
+
+    return list(await asyncio.gather(*map(one, prompts)))
+
+
+def client(url: str) -> httpx.AsyncClient:
+    """Patient: a server on a busy machine answers late."""
+    return httpx.AsyncClient(base_url=url, timeout=900.0, limits=httpx.Limits(max_keepalive_connections=0))
