@@ -16,13 +16,14 @@ from services.worker.engine.sglang.plugin.paths import NOWHERE, block_hash, path
 from services.worker.engine.sglang.verbs import Limits, Unreachable, Verbs, switch
 from shared.model.lattice import Composition, Group
 from shared.runtime.clock import SystemClock
+from tests.sglang.adapter_requests import ON_REAL_SERVERS
 from tests.sglang.chain import NEW_TOKENS, PATIENT, check_everywhere, check_groups, expected, prepared, switched, travel
 from tests.sglang.kv_listener import Listener
 from tests.sglang.traffic import mixed_prompts, random_prompt
-from tests.support.sglang_servers import PAGE_TOKENS, Running
+from tests.support.adapter_servers import PAGE_TOKENS, Running
 from tests.support.switching_servers import client, fault, generate, log_of, switching_server, wait_ended, wait_logged
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(7200)]
+pytestmark = ON_REAL_SERVERS
 
 ONES: Composition = (1, 1, 1, 1)
 STOPS: list[Composition] = [(2, 2), (4,), (2, 1, 1), (2, 2), (4,), (1, 1, 2), (4,), ONES]
@@ -36,9 +37,9 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(qwen3: Path, faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     log = tmp_path_factory.mktemp("four") / "log"
-    with switching_server(model, log, 4, environment={"VERTUMNUS_SGLANG_FAULTS": str(faults)}) as running:
+    with switching_server(qwen3, log, 4, environment={"VERTUMNUS_SGLANG_FAULTS": str(faults)}) as running:
         yield running
 
 

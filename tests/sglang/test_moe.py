@@ -7,13 +7,15 @@ import pytest
 
 from services.worker.engine.sglang.verbs import Verbs
 from shared.model.lattice import Composition
+from tests.sglang.adapter_requests import ON_REAL_SERVERS
 from tests.sglang.chain import NEW_TOKENS, check_everywhere, expected, travel
+from tests.sglang.conftest import HEADS
 from tests.sglang.traffic import mixed_prompts, random_prompt
-from tests.support.sglang_servers import Running, server
+from tests.support.adapter_servers import Running, server
 from tests.support.switching_servers import client, generate, switching_server
 from tests.support.tiny_models import write_tiny_model
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(7200)]
+pytestmark = ON_REAL_SERVERS
 
 STOPS: list[Composition] = [(2, 2), (2, 1, 1), (4,), (1, 1, 2), (1, 1, 1, 1), (4,)]
 EPOCHS = count(1)
@@ -21,7 +23,9 @@ EPOCHS = count(1)
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Running]]:
-    model = write_tiny_model(tmp_path_factory.mktemp("models") / "moe", "qwen3_moe", context=4096, dense_layers=False)
+    model = write_tiny_model(
+        tmp_path_factory.mktemp("models") / "moe", "qwen3_moe", context=4096, mlp_only_layers=[], **HEADS
+    )
     directory = tmp_path_factory.mktemp("moe")
     with server(model, directory / "fixed") as fixed, switching_server(model, directory / "switching", 4) as switching:
         yield fixed, switching

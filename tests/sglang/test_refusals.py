@@ -4,13 +4,12 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from tests.support.sglang_servers import command_of, environment_of, free_ports
+from tests.sglang.adapter_requests import ON_REAL_SERVERS
+from tests.support.adapter_servers import command_of, environment_of, free_ports
 from tests.support.switching_servers import switching_arguments, switching_environment
 from tests.support.tiny_models import write_tiny_model
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(7200)]
+pytestmark = ON_REAL_SERVERS
 
 
 def refusal(model: Path, log: Path, *arguments: str, environment: dict[str, str] | None = None) -> str:
@@ -30,9 +29,9 @@ def refusal(model: Path, log: Path, *arguments: str, environment: dict[str, str]
     return log.read_text(errors="replace")
 
 
-def test_settings_are_refused_all_at_once(model: Path, tmp_path: Path) -> None:
+def test_settings_are_refused_all_at_once(qwen3: Path, tmp_path: Path) -> None:
     log = refusal(
-        model,
+        qwen3,
         tmp_path / "log",
         *("--disable-radix-cache", "--enable-prefill-delayer"),
         environment={"SGLANG_SCHEDULER_SKIP_ALL_GATHER": "0"},
@@ -41,8 +40,8 @@ def test_settings_are_refused_all_at_once(model: Path, tmp_path: Path) -> None:
         assert f"{name} is" in log
 
 
-def test_a_variable_that_says_neither_yes_nor_no_is_refused(model: Path, tmp_path: Path) -> None:
-    log = refusal(model, tmp_path / "log", environment={"VERTUMNUS_SGLANG": "yes"})
+def test_a_variable_that_says_neither_yes_nor_no_is_refused(qwen3: Path, tmp_path: Path) -> None:
+    log = refusal(qwen3, tmp_path / "log", environment={"VERTUMNUS_SGLANG": "yes"})
     assert "VERTUMNUS_SGLANG: 'yes' is neither 0 nor 1" in log
 
 

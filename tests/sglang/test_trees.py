@@ -3,12 +3,11 @@
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from tests.support.sglang_servers import environment_of, python
+from tests.sglang.adapter_requests import ON_REAL_SERVERS
+from tests.support.adapter_servers import environment_of, python
 from tests.support.switching_servers import ROOT
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(3600)]
+pytestmark = ON_REAL_SERVERS
 
 SEEDS = 40
 

@@ -12,19 +12,20 @@ import pytest
 from services.worker.engine.sglang.verbs import Limits, Verbs, switch
 from shared.model.lattice import Group
 from shared.runtime.clock import SystemClock
+from tests.sglang.adapter_requests import ON_REAL_SERVERS
 from tests.sglang.chain import switched
 from tests.sglang.traffic import random_prompt
-from tests.support.sglang_servers import PAGE_TOKENS, Running
+from tests.support.adapter_servers import PAGE_TOKENS, Running
 from tests.support.switching_servers import client, generate, switching_server, wait_ended
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(7200)]
+pytestmark = ON_REAL_SERVERS
 
 EPOCHS = count(1)
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with switching_server(model, tmp_path_factory.mktemp("two") / "log", 2) as running:
+def server(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with switching_server(qwen3, tmp_path_factory.mktemp("two") / "log", 2) as running:
         yield running
 
 

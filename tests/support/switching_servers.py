@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.sglang_servers import ENVIRONMENT, Running, server
+from tests.support.adapter_servers import ENVIRONMENT, Running, server
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 300.0

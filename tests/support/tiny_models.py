@@ -24,17 +24,16 @@ CHAT_TEMPLATE = (
 
 
 def write_tiny_model(
-    directory: Path, family: Family, seed: int = 0, context: int = CONTEXT, *, dense_layers: bool = True
+    directory: Path, family: Family, seed: int = 0, context: int = CONTEXT, **changes: int | list[int]
 ) -> Path:
     """Write a model directory and return it. Equal arguments write equal bytes.
 
     Llama: tied embeddings, llama3 RoPE scaling. Qwen3: QK-norm, head_dim ≠ hidden / heads, an lm_head of its own.
-    Qwen3-MoE: the same with three of eight experts in its first and last layer and a dense one between, if it may have any.
+    Qwen3-MoE: the same with three of eight experts in its first and last layer and a dense one between. `changes` replace
+    entries of the config, and the weights follow.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    config = _config(family, context)
-    if not dense_layers and family == "qwen3_moe":
-        config["mlp_only_layers"] = []
+    config = _config(family, context) | changes
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": config["eos_token_id"]}))
     save_file(_weights(config, np.random.default_rng(seed)), directory / "model.safetensors", metadata={"format": "pt"})
