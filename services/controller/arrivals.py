@@ -20,15 +20,12 @@ ARRIVALS_MAX = 20_000
 
 
 class Arrival(NamedTuple):
-    """One first attempt: when its router decided, and R and P as it predicted them. Of the workers that it names, one held
-    `best_tokens` of the prompt and each at least `least_tokens`."""
+    """One first attempt: when its router decided, and R and P as it predicted them."""
 
     time_ns: int
     request: RequestId
     uncached_tokens: int
     cached_tokens: int
-    best_tokens: int = 0
-    least_tokens: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -63,7 +60,9 @@ def evolve(arrivals: Arrivals, stored: Stored) -> None:
     """Fold one event."""
     match stored.data:
         case RequestAssigned(attempt=1) as data:
-            arrivals.recent.append(_arrival(data, stored.event.time_ns))
+            arrivals.recent.append(
+                Arrival(stored.event.time_ns, data.request, data.uncached_tokens, data.cached_tokens)
+            )
             arrivals.first_ns = arrivals.first_ns or stored.event.time_ns
         case EpochCommitted() as data:
             before = arrivals.serving.get(data.node)
@@ -78,8 +77,3 @@ def evolve(arrivals: Arrivals, stored: Stored) -> None:
             arrivals.asked = tuple(arrivals.recent)
         case _:
             pass
-
-
-def _arrival(data: RequestAssigned, now_ns: int) -> Arrival:
-    held = [each.cached_tokens for each in data.candidates] or [data.cached_tokens]
-    return Arrival(now_ns, data.request, data.uncached_tokens, data.cached_tokens, max(held), min(held))

@@ -53,25 +53,22 @@ Degrees = tuple[int, ...]
 
 
 class Replayed(NamedTuple):
-    """One arrival of the question: microseconds since the first, R and P at the one worker that holds most of its prefix, and
-    how much of P every other worker has to compute."""
+    """One arrival of the question: microseconds since the first, R and P."""
 
     time_us: int
     uncached_tokens: int
     cached_tokens: int
-    lost_tokens: int = 0
 
 
 class Rule(NamedTuple):
     """How prompts are placed and served. `adaptive`: β follows the load. `ordered`: only work ahead is waited for, and whom a
-    prompt delays is charged. `fetches`: a prefix is as good as held wherever it is."""
+    prompt delays is charged."""
 
     beta: float
     lam: float
     shortest_first: bool
     adaptive: bool = False
     ordered: bool = False
-    fetches: bool = False
 
 
 class Question(NamedTuple):
@@ -139,22 +136,19 @@ def _differs(taken: Sequence[Arrival], taken_ns: int, older: Sequence[Arrival]) 
     return bool(share_error) and abs(long0 / n0 - long1 / n1) > Z_MAX * share_error
 
 
-def sampled(arrivals: Sequence[Arrival], *, fetches: bool) -> tuple[Replayed, ...]:
+def sampled(arrivals: Sequence[Arrival]) -> tuple[Replayed, ...]:
     """At most 1,000 of them, chosen by hash, in order; time is compressed as much as they were thinned, so the rate stays."""
     kept = sorted(arrivals, key=lambda each: blake2b(each.request.encode(), digest_size=8).digest())[:ARRIVALS_MAX]
     kept.sort(key=lambda each: (each.time_ns, each.request))
+    if not kept:
+        return ()
+    first_ns = kept[0].time_ns
     return tuple(
-        _replayed(each, (each.time_ns - kept[0].time_ns) * len(kept) // (1_000 * len(arrivals)), fetches=fetches)
+        Replayed(
+            (each.time_ns - first_ns) * len(kept) // (1_000 * len(arrivals)), each.uncached_tokens, each.cached_tokens
+        )
         for each in kept
     )
-
-
-def _replayed(each: Arrival, time_us: int, *, fetches: bool) -> Replayed:
-    """A prefix that is not fetched ties a prompt to one worker, and the more of them the less even are their queues."""
-    if fetches:
-        return Replayed(time_us, each.uncached_tokens, each.cached_tokens)
-    uncached_tokens = each.prompt_tokens - each.best_tokens
-    return Replayed(time_us, uncached_tokens, each.best_tokens, each.best_tokens - each.least_tokens)
 
 
 def targets(nodes: Sequence[NodeSight]) -> list[Target]:
@@ -225,7 +219,6 @@ def rule(parameters: Parameters) -> Rule:
                 shortest_first,
                 adaptive=parameters.adaptive_beta,
                 ordered=ordered,
-                fetches=parameters.prefix_fetch,
             )
         case "least-work":
             return Rule(0.0, 0.0, shortest_first)

@@ -52,12 +52,11 @@ def ask(state: State, coefficients: Coefficients) -> Asked | None:
     targets = tuple(forecast.targets(_nodes(state)))
     if len(targets) < 2:
         return None
-    rule = forecast.rule(parameters)
     question = Question(
-        arrivals=forecast.sampled(arrivals, fetches=rule.fetches),
+        arrivals=forecast.sampled(arrivals),
         pools=tuple(each.degrees for each in targets),
         coefficients=coefficients,
-        rule=rule,
+        rule=forecast.rule(parameters),
     )
     stretch_us = (state.arrivals.closed_ns - arrivals[0].time_ns) // 1_000
     return Asked(window.k, question, targets, len(arrivals), stretch_us)

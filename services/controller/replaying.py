@@ -7,9 +7,8 @@ at a time, from empty queues on; the first tenth of the arrivals warms up and is
 
 Under `paper` q is what is left of the running prompt and all that waits, and nobody is delayed. Where the live rule knows the
 order of a queue, q is only what will be served before, and whoever waits behind is delayed. An adaptive β follows the lane's
-own load. Who fetches no prefixes finds P at one worker of each pool, by chance, and less of it at the others. Not replayed
-are packing, chunks, stealing, and whatever else the composition changes about P. All times are whole microseconds, so every
-machine gets the same scores.
+own load. Not replayed are packing, chunks, stealing, fetches, and that cache hits change with the composition: P is as it was.
+All times are whole microseconds, so every machine gets the same scores.
 """
 
 from math import isqrt
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.controller.forecast import PPM, Question, Scores
+from shared.model.cost import Ints
 from shared.model.parameters import LOAD_PPM_MAX, LOAD_WINDOW_S
 
 RATES_PERCENT = (90, 110, 130)
@@ -35,8 +35,6 @@ FOREVER = np.int64(2**50)
 """Microseconds; 35 years."""
 
 NOBODY = -1
-
-Ints = npt.NDArray[np.int64]
 
 
 def scores(question: Question) -> Scores:
@@ -81,8 +79,7 @@ class _Lanes:
         rate_L = np.repeat(np.array(RATES_PERCENT, dtype=np.int64), len(question.pools))
         self._rate_N = rate_L[self._lane_N]
         self._time_A = np.array([each.time_us for each in question.arrivals], dtype=np.int64)
-        self._home_AC = self._services(lost=0)
-        self._service_AC = self._services(lost=1)
+        self._service_AC = self._services()
         self._until_N = np.zeros(len(self._degree_N), dtype=np.int64)
         self._who_NK = np.full((len(self._degree_N), WAITING_MAX), NOBODY)
         self._service_NK = np.full(self._who_NK.shape, FOREVER)
@@ -93,17 +90,14 @@ class _Lanes:
         self._seconds = [_last_seconds(self._time_A * 100 // rate) for rate in RATES_PERCENT]
         self._ttft_AL = np.zeros((arrivals, len(lanes)), dtype=np.int64)
 
-    def _services(self, lost: int) -> Ints:
-        """What each arrival takes at each degree, with what is cached at one worker or, `lost`, at any other; a column for
-        every number up to the largest degree."""
-        service_AC = np.zeros((len(self._time_A), int(self._degree_N.max()) + 1), dtype=np.int64)
-        sizes = [
-            (each.uncached_tokens + lost * each.lost_tokens, each.cached_tokens - lost * each.lost_tokens)
-            for each in self._question.arrivals
-        ]
-        for degree in sorted(set(self._degree_N.tolist())):
-            service_AC[:, degree] = [self._question.coefficients.prefill_us(degree, *each) for each in sizes]
-        return service_AC
+    def _services(self) -> Ints:
+        """What each arrival takes at each degree; a column for every number up to the largest degree."""
+        arrivals = self._question.arrivals
+        uncached_A = np.array([each.uncached_tokens for each in arrivals], dtype=np.float64)
+        cached_A = np.array([each.cached_tokens for each in arrivals], dtype=np.float64)
+        degree_C = np.arange(1, int(self._degree_N.max()) + 1, dtype=np.float64)
+        served_AC = self._question.coefficients.prefills_us(degree_C, uncached_A[:, None], cached_A[:, None])
+        return np.pad(served_AC, ((0, 0), (1, 0)))
 
     def run(self) -> Ints:
         """TTFT of each arrival at each rate in each pool."""
@@ -116,11 +110,8 @@ class _Lanes:
         return self._ttft_AL.reshape(-1, len(RATES_PERCENT), len(self._question.pools))
 
     def _place(self, number: int, now_N: Ints) -> None:
-        service_N = self._service_AC[number][self._degree_N]
-        smallest_N = self._service_AC[number][self._smallest_N]
-        home_L = self._first_L + _scattered(number) % self._sizes_L
-        service_N[home_L] = self._home_AC[number][self._degree_N[home_L]]
-        smallest_N[home_L] = self._home_AC[number][self._smallest_N[home_L]]
+        service_C = self._service_AC[number]
+        service_N, smallest_N = service_C[self._degree_N], service_C[self._smallest_N]
         running_N = np.maximum(0, self._until_N - now_N)
         price_N = running_N + self._queue(service_N) + self._own(number, service_N, smallest_N)
         chosen_L = self._first_least(price_N)
@@ -187,11 +178,6 @@ class _Lanes:
             self._waiting_N[workers] -= 1
             self._who_NK[at], self._service_NK[at] = NOBODY, FOREVER
             self._ttft_AL[numbers, self._lane_N[workers]] = done - came
-
-
-def _scattered(number: int) -> int:
-    """A number below 65,536 for each, without a pattern that a pool's size could meet (Knuth's multiplicative hash)."""
-    return (number * 2_654_435_761 % 2**32) >> 16
 
 
 def _last_seconds(time_A: Ints) -> tuple[Ints, Ints, Ints]:

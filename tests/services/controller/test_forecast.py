@@ -10,7 +10,6 @@ from services.controller.arrivals import Arrival, Change
 from services.controller.forecast import (
     ARRIVALS_MAX,
     POOLS_MAX,
-    Replayed,
     Rule,
     Scores,
     Target,
@@ -70,25 +69,18 @@ def test_a_quarter_of_a_minute_is_taken_whatever_came_before() -> None:
 
 def test_few_arrivals_are_replayed_as_they_came() -> None:
     few = arrivals(30, 0, 5)
-    replayed = sampled(few, fetches=True)
+    replayed = sampled(few)
     assert [each.time_us for each in replayed] == [(each.time_ns - few[0].time_ns) // 1_000 for each in few]
 
 
 def test_many_are_thinned_at_the_same_rate_and_the_choice_is_by_request() -> None:
     many = arrivals(100, 0, 20)
-    replayed = sampled(many, fetches=True)
+    replayed = sampled(many)
     assert len(replayed) == ARRIVALS_MAX
     span_s = (replayed[-1].time_us - replayed[0].time_us) / 1e6
     assert ARRIVALS_MAX / span_s == pytest.approx(20, rel=0.02)
     shuffled = random.Random(1).sample(many, len(many))
-    assert sampled(shuffled, fetches=True) == replayed
-
-
-def test_a_prefix_that_is_not_fetched_is_lost_elsewhere() -> None:
-    [arrival] = arrivals(30, 29, 1)
-    held = arrival._replace(uncached_tokens=300, cached_tokens=700, best_tokens=900, least_tokens=200)
-    assert sampled([held], fetches=True) == (Replayed(0, 300, 700),)
-    assert sampled([held], fetches=False) == (Replayed(0, 100, 900, 700),), "where most of it is, and anywhere else"
+    assert sampled(shuffled) == replayed
 
 
 def node(name: str, composition: Composition, drain_s: float = 0, **more) -> NodeSight:
@@ -184,10 +176,8 @@ def test_nothing_is_undone_within_two_windows() -> None:
 
 def test_the_rule_is_that_of_the_placement_policy_in_force() -> None:
     assert rule(Parameters(placement_policy="paper", worker_order="fcfs")) == Rule(3.0, 0.1, shortest_first=False)
-    assert rule(Parameters(placement_policy="vertumnus")) == Rule(3.0, 0.05, True, True, True, True)
-    fixed = Parameters(
-        placement_policy="vertumnus", adaptive_beta=False, prefix_fetch=False, worker_order="fcfs", beta=2
-    )
+    assert rule(Parameters(placement_policy="vertumnus")) == Rule(3.0, 0.05, True, adaptive=True, ordered=True)
+    fixed = Parameters(placement_policy="vertumnus", adaptive_beta=False, worker_order="fcfs", beta=2)
     assert rule(fixed) == Rule(2.0, 0.05, shortest_first=False), "who comes first is served first: nobody is overtaken"
     assert rule(Parameters(placement_policy="least-work")) == Rule(0.0, 0.0, shortest_first=True)
 
