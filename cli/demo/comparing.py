@@ -43,9 +43,10 @@ def compare(console: Console) -> Shifting:
 
 
 def _setups() -> dict[str, Setup]:
-    first = Setup(FIXED["10 CP4"], load_coefficients("qwen3_30b_a3b_h20"))
+    placed = {"placement_policy": "vertumnus"}
+    first = Setup(FIXED["10 CP4"], load_coefficients("qwen3_30b_a3b_h20"), parameters=placed)
     fixed = {name: replace(first, compositions=nodes) for name, nodes in FIXED.items()}
-    return {**fixed, ADAPTING: replace(first, parameters={"reconfiguration_policy": "forecast"})}
+    return {**fixed, ADAPTING: replace(first, parameters={**placed, "reconfiguration_policy": "forecast"})}
 
 
 def _run(setup: Setup) -> Run:
@@ -67,7 +68,14 @@ def document(shifting: Shifting) -> dict[str, Any]:
 def table(shifting: Shifting) -> Table:
     """Mean TTFT by part of the load, the changes of load included."""
     names = [each.name for each in in_phases(STRETCHES).parts]
-    shown = Table("mean TTFT, s", *names, "all", "switches", title="In virtual time, 40 GPUs", title_justify="left")
+    shown = Table(
+        "mean TTFT, s",
+        *names,
+        "all",
+        "switches",
+        title="In virtual time: 40 GPUs, `vertumnus` placement",
+        title_justify="left",
+    )
     for column in shown.columns[1:]:
         column.justify = "right"
     for name, each in shifting.items():
