@@ -69,8 +69,9 @@ def _tell_attempt(console: Console, attempt: Attempt) -> None:
         if behind
         else f"{data.seen_seq:,}"
     )
+    delay = " + delay" if data.policy == "vertumnus" else ""
     rule = (
-        f"policy {data.policy}: price = queue + {data.beta:g} × service + occupancy (λ = {data.lam:g})"
+        f"policy {data.policy}: price = queue{delay} + {data.beta:g} × service + occupancy (λ = {data.lam:g})"
         if data.policy != "least-work"
         else "policy least-work: price = queue"
     )
@@ -79,6 +80,9 @@ def _tell_attempt(console: Console, attempt: Attempt) -> None:
         Text(f"had seen the log up to {seen}; cheapest without queues would be degree {data.preferred_degree}")
     )
     console.print(_candidates(attempt))
+    for each in attempt.weighed.candidates if attempt.weighed else data.candidates:
+        if parts := how(each):
+            console.print(Text(f"  {each.worker}: {parts}"), soft_wrap=True)
     for line in _excluded(attempt):
         console.print(line)
     console.print(_outcome(attempt))
@@ -100,6 +104,21 @@ def _candidates(attempt: Attempt) -> Table:
             ("» " if won else "  ") + each.worker, *_row(each, data.uncached_tokens + data.cached_tokens), style=style
         )
     return table
+
+
+def how(each: PricedCandidate) -> str:
+    """What lies behind a candidate's numbers: what it would have by then, and what its price was changed for; else empty."""
+    parts = []
+    if each.in_flight_tokens:
+        parts.append(f"{each.in_flight_tokens:,} of the cached tokens are computed there now, for another request")
+    if each.fetch_from is not None:
+        parts.append(f"{each.fetched_tokens:,} are fetched from {each.fetch_from} in {seconds(each.fetch_us)}")
+    if each.delayed_jobs:
+        many = f"{each.delayed_jobs:,} waiting request{'s'[: each.delayed_jobs != 1]}"
+        parts.append(f"it delays {many}, {seconds(each.delay_us)} in all")
+    if each.ratio != 1:
+        parts.append(f"its prefills take {each.ratio:.2f} × their prediction")
+    return "; ".join(parts)
 
 
 def _row(each: PricedCandidate, prompt_tokens: int) -> tuple[str, ...]:
@@ -144,6 +163,10 @@ def _outcome(attempt: Attempt) -> Table:
         column.justify = "right"
     table.add_row("queue", seconds(data.queue_us), seconds(queue_us))
     table.add_row("service", seconds(data.service_us), seconds(done.fetch_us + done.prefill_us if done else None))
+    if data.fetch_from is not None:
+        winner = next((each for each in data.candidates if each.worker == data.worker), None)
+        predicted = seconds(winner.fetch_us if winner else None)
+        table.add_row(f"of it fetching from {data.fetch_from}", predicted, seconds(done.fetch_us if done else None))
     table.add_row("cached tokens", f"{data.cached_tokens:,}", "" if cached is None else f"{cached:,}")
     if attempt.handed_off:
         table.add_row("KV hand-off", "", seconds(attempt.handed_off.handoff_us))

@@ -111,6 +111,31 @@ def test_demand_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verified_from(kept_at(world.log, seq), world.log).differing["replication-requested"]
 
 
+def test_behind_dropped_block_events_everything_is_known_again_from_a_kept_state() -> None:
+    world = World(1)
+    world.run(1_200)
+    begin, kept_seq = (len(world.log) * each // 10 for each in (3, 5))
+    frozen, findings = kept_at(world.log, kept_seq), Findings()
+    begun = [found for each in world.log if (found := registration(each))]
+    verifier = LogVerifier("log", begun, EVERYTHING, findings)
+    for each in world.log[:begin]:
+        verifier.fold(each)
+    verifier.lose_blocks()
+    for each in world.log[begin:kept_seq]:
+        if each.data.CHANNEL != "cache":
+            verifier.fold(each)
+    before, skipped = findings.checked.copy(), findings.skipped.total()
+    verifier.resume(frozen)
+    for each in world.log[kept_seq:]:
+        verifier.fold(each)
+    verifier.end()
+    assert findings.differences == []
+    whole = verified(world.log, Span(from_seq=kept_seq + 1)).checked
+    for kind in ("cache-scan-completed", "replication-requested", "request-assigned"):
+        assert findings.checked[kind] - before[kind] >= whole[kind] * 2 // 3 > 0, kind
+    assert findings.skipped.total() - skipped < 30
+
+
 def test_a_process_whose_beginning_nobody_kept_is_told_apart() -> None:
     world = World(0)
     world.run(300)
