@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+COPIED_QUERIES_MIN = 1_024
+"""From so many queries on copying the keys and values takes less time than it saves."""
+
 
 class Partial(NamedTuple):
     """What T queries get from some of the keys. A query that saw none has output 0 and log-sum-exp -∞."""
@@ -41,6 +44,11 @@ def attend(q_THD: Tensor, k_SGD: Tensor, v_SGD: Tensor, *, causal: bool = False)
 
 
 def on_cpu(q_1HTD: Tensor, k_1GSD: Tensor, v_1GSD: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """The kernel packs its operands block by block again and again: a head that lies in one piece is worth a copy, of keys and
+    values only if there are many queries (`bench.attention`)."""
+    q_1HTD = q_1HTD.contiguous()
+    if q_1HTD.shape[2] >= COPIED_QUERIES_MIN:
+        k_1GSD, v_1GSD = k_1GSD.contiguous(), v_1GSD.contiguous()
     out_1HTD, lse_1HT = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q_1HTD, k_1GSD, v_1GSD, is_causal=causal
     )

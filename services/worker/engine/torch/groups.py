@@ -44,6 +44,10 @@ class Groups:
             for group in lattice(ranks)
             if group.degree > 1
         }
+        # NCCL makes a group's connections with the first collective of each kind: now, and not in a step after a switch.
+        for group in self._groups:
+            if rank in group.ranks:
+                self.exchange(group, self.all_gather(group, torch.zeros(1, device=device_of(rank, gpus))))
 
     def has(self, group: Group) -> bool:
         """Whether this rank can serve in the group."""

@@ -108,6 +108,8 @@ class _LocalPart:
                 keys_SGD, values_SGD = self._context_2SGD[:, : self._before_tokens + end]
                 found.append(attend_causally(q_THD[local : local + end - start], keys_SGD, values_SGD))
                 local += end - start
+        if len(found) == 1:
+            return found[0]
         return Partial(torch.cat([part.out_THD for part in found]), torch.cat([part.lse_TH for part in found]))
 
     def finish(self) -> None:
@@ -139,7 +141,8 @@ class _Attention:
         for part in self._parts:
             part.write(layer)
         queries = torch.split(q_THD, self._lengths)
-        return torch.cat([self._attend(part, q) for part, q in zip(self._parts, queries, strict=True)])
+        attended = [self._attend(part, q) for part, q in zip(self._parts, queries, strict=True)]
+        return attended[0] if len(attended) == 1 else torch.cat(attended)
 
     def _attend(self, part: _LocalPart, q_THD: Tensor) -> Tensor:
         return self._move_queries(part, q_THD) if part.moves_queries else part.attend(q_THD).out_THD

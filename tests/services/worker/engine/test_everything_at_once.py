@@ -140,23 +140,29 @@ TestEverythingAtOnce = EverythingAtOnce.TestCase
 TestEverythingAtOnce.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
 
 
+ACTIONS_MIN, ACTIONS_MAX = 250, 5_000
+
+
 async def test_the_same_on_real_ranks(tiny_llama: Path, zygote: Zygote) -> None:
-    """A walk by chance, from a seed. A prompt's first token is the same whatever was done to its blocks."""
+    """A walk by chance, at least 250 actions and then until it has met everything: what a cancellation meets depends on how
+    quick the ranks are. A prompt's first token is the same whatever was done to its blocks."""
     chance = random.Random(3)
+    wanted = {"finished", "unfinished", "cancelled", "OutOfBlocks", "copy None"}
     slow = TorchSettings(tiny_llama, prefill_ranks=4, block_tokens=4, blocks_per_rank=6, copy_bytes_per_s=1e6)
     engine = TorchEngine(slow, zygote)
     await engine.start()
     driven = Driven(engine)
     try:
         await driven.adopt((2, 2))
-        for _ in range(250):
+        for number in range(ACTIONS_MAX):
             await act(driven, chance)
             driven.check()
+            if number >= ACTIONS_MIN and wanted <= driven.outcomes:
+                break
         await driven.settle()
     finally:
         await engine.close()
     assert {len(tokens) for tokens in driven.first_tokens.values()} == {1}
-    wanted = {"finished", "unfinished", "cancelled", "OutOfBlocks", "copy None"}
     assert wanted <= driven.outcomes, f"the walk has met only {driven.outcomes}"
 
 

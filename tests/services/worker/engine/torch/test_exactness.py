@@ -245,16 +245,21 @@ async def test_packed_requests_are_those_of_the_references(
 async def test_prompts_in_chunks_are_those_of_the_references(
     family: tuple[Path, References], degree: int, probing: Probing
 ) -> None:
-    """Chunks of one block are shorter than 2C tokens at C = 8 and run alone; long ones are cut."""
+    """Cold, and behind a prefix that another request has left. (Behind all that may be reused no chunk is left to be cut.)
+    Chunks of one block are shorter than 2C tokens at C = 8 and run alone; long ones are cut."""
     model_dir, references = family
     tokens, group = prompt(max(LENGTHS)), Group(8 - degree, degree)
     worst, worst_transformers = 0.0, 0.0
     async with probing(model_dir) as prober:
         await prober.adopt(*(8 // degree * (degree,)))
-        for length, chunk_blocks in ((48, 1), (129, 2), (300, 5), (511, 13)):
+        cases = ((48, 1, 0), (129, 2, 0), (300, 5, 0), (511, 13, 0), (48, 1, 1), (300, 5, 9), (511, 7, 15))
+        for length, chunk_blocks, cached_blocks in cases:
             exact, reference = references.exact[length - 1], references.transformers[length]
-            ends = range(chunk_blocks * BLOCK, length, chunk_blocks * BLOCK)
-            item = prober.item(tokens[:length], f"{length}")
+            ends = range((cached_blocks + chunk_blocks) * BLOCK, length, chunk_blocks * BLOCK)
+            if cached_blocks:
+                donor = np.concatenate([tokens[: cached_blocks * BLOCK], prompt(5, seed=1)])
+                await prober.prefill(group, donor, f"{length} {cached_blocks}")
+            item = prober.item(tokens[:length], f"{length} {cached_blocks}")
             for until in ends:
                 (part,) = (await prober.step(group, replace(item, until=until))).items
                 assert (part.outcome, part.cached_tokens) == ("unfinished", until - chunk_blocks * BLOCK)
