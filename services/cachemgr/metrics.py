@@ -13,6 +13,11 @@ class Metrics:
         self.reports_asked = Counter(
             "vertumnus_cache_reports_asked", "Full reports asked of nodes whose cache is in doubt", registry=registry
         )
+        self.drifted_blocks = Gauge(
+            "vertumnus_cache_drifted_blocks",
+            "Blocks about which workers' reports have contradicted what their events had said",
+            registry=registry,
+        )
         self._nodes = Gauge("vertumnus_trie_nodes", "Blocks in the global prefix trie", registry=registry)
         self._copies = Gauge("vertumnus_trie_copies", "Blocks held, counted once per worker", registry=registry)
         self._candidates = Gauge(

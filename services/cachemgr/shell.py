@@ -8,12 +8,14 @@ from services.cachemgr.decider import State
 from services.cachemgr.metrics import Metrics
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
+    CacheReported,
     CacheScanCompleted,
     ReclamationFailed,
     ReplicaInstalled,
     ReplicaReclaimed,
     ReplicationFailed,
 )
+from shared.contracts.ids import node_of
 from shared.contracts.subjects import Subjects
 from shared.model.holders import in_doubt
 from shared.runtime.background import Background
@@ -23,6 +25,10 @@ from shared.runtime.ports import APPEND_ENTRIES_MAX, Bus
 from shared.runtime.reports import ASK_EVERY_S, ask_for_reports
 
 TICK_S = 0.25
+
+AUDIT_EVERY_S = 60.0
+"""Between two reports that are asked of workers in turn, though nothing is in doubt: a quarter of a megabyte of the log each,
+for a cache of ten thousand blocks. A pool of a thousand workers has been through in 17 hours."""
 
 OUTCOMES = (ReplicaInstalled, ReplicationFailed, ReplicaReclaimed, ReclamationFailed)
 
@@ -42,6 +48,8 @@ class CacheManager:
         self._carrier = Carrier(bus, subjects, clock)
         self._scan_after_ns = 0
         self._ask_after_ns = 0
+        self._audit_after_ns = clock.monotonic_ns() + round(AUDIT_EVERY_S * 1e9)
+        self._audited = 0
         self._work = Background("cachemgr")
         self._logger = structlog.get_logger(component="cachemgr")
 
@@ -67,6 +75,8 @@ class CacheManager:
         """Show what is recorded, whoever leads."""
         if isinstance(stored.data, CacheScanCompleted):
             self._metrics.show_scan(stored.data)
+        elif isinstance(stored.data, CacheReported):
+            self._metrics.drifted_blocks.set(self.state.holders.drifted_blocks)
         elif isinstance(stored.data, OUTCOMES):
             self._metrics.operations.labels(stored.data.TYPE).inc()
 
@@ -102,3 +112,15 @@ class CacheManager:
             doubtful = in_doubt(self.state.holders, self.state.pool.alive)
             self._metrics.reports_asked.inc(len(doubtful))
             await ask_for_reports(self._bus, self._subjects, doubtful)
+        if now_ns >= self._audit_after_ns:
+            self._audit_after_ns = now_ns + round(AUDIT_EVERY_S * 1e9)
+            await self._audit()
+
+    async def _audit(self) -> None:
+        """Have the next worker say what it holds: if that is not what is known of it, the fold counts and mends it."""
+        alive = self.state.pool.alive
+        workers = sorted(each.id for each in self.state.pool.workers.values() if each.node in alive)
+        if workers:
+            self._audited += 1
+            worker = workers[self._audited % len(workers)]
+            await ask_for_reports(self._bus, self._subjects, {node_of(worker): (worker,)})

@@ -33,7 +33,7 @@ from shared.contracts.events import (
 )
 from shared.contracts.ids import BlockId, NodeId, RequestId, Source, WorkerId, node_of, unpack_block_ids
 from shared.model.lost_routers import LostRouters
-from shared.model.pending import Pending
+from shared.model.pending import Pending, parents_of
 from shared.model.prefix_index import PrefixIndex
 
 ENDED_CHAINS_MAX = 10_000
@@ -68,7 +68,8 @@ class Held:
 
 @dataclass(slots=True)
 class Holders:
-    """State of the fold; `evolve` is its only writer. `ended` holds the blocks of each kept chain, `ended_blocks` their sum."""
+    """State of the fold; `evolve` is its only writer. `ended` holds the blocks of each kept chain, `ended_blocks` their sum.
+    `drifted_blocks` counts those about which reports have shown an exact belief to be wrong."""
 
     workers: dict[WorkerId, Held] = field(default_factory=dict)
     index: PrefixIndex[WorkerId] = field(default_factory=PrefixIndex)
@@ -78,6 +79,7 @@ class Holders:
     ended_blocks: int = 0
     incarnations: dict[NodeId, int] = field(default_factory=dict)
     reconciled: dict[tuple[NodeId, int], PlacementReconciled] = field(default_factory=dict)
+    drifted_blocks: int = 0
     pending: Pending = field(default_factory=Pending)
     lost_routers: LostRouters = field(default_factory=LostRouters)
     watcher: Watcher | None = None
@@ -209,10 +211,20 @@ def _report(holders: Holders, data: CacheReported) -> None:
     held.report_parts = data.part
     held.report.extend(data.runs)
     if data.part == data.parts:
-        _clear(holders, data.worker)
+        believed = held.trust == "exact" and (data.incarnation, data.number) == (held.incarnation, held.number)
+        drift = _drift(holders, data.worker, held) if believed and held.number else 0
+        holders.drifted_blocks += drift
+        if drift or not believed or not held.number:
+            _clear(holders, data.worker)
         held.incarnation, held.number, held.trust = data.incarnation, data.number, "exact"
         _add_runs(holders, data.worker, held, held.report)
         held.report, held.report_parts = [], 0
+
+
+def _drift(holders: Holders, worker: WorkerId, held: Held) -> int:
+    """How many blocks a worker's events and its report disagree about. A worker without events has just begun, and says for the
+    first time what it has."""
+    return len(dict(holders.index.held(worker)).keys() ^ parents_of(held.report).keys())
 
 
 def _at_first(stored: Stored) -> Trust:

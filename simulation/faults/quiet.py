@@ -135,7 +135,9 @@ def _check_clients(scene: Scene) -> None:
 
 
 def _check_holders(scene: Scene, name: str, holders: Holders) -> None:
-    """The projection is the union of the workers' own indexes, each believed exactly."""
+    """The projection is the union of the workers' own indexes, each believed exactly; no report has ever contradicted it."""
+    if holders.drifted_blocks:
+        raise Violation(f"{name}: what was known of {holders.drifted_blocks} blocks was wrong")
     for place, agent in scene.hosted(NodeAgent):
         assert place.service is not None, "a hosted agent has a service"
         state, engine = agent.projection.state, place.service.engines[-1]

@@ -198,6 +198,20 @@ def test_words_of_an_older_incarnation_are_ignored(story: HoldersStory) -> None:
     assert (story.holders.trust(W0), story.matched("ab")) == ("exact", 2)
 
 
+def test_a_report_that_contradicts_an_exact_belief_is_counted_and_believed(story: HoldersStory) -> None:
+    story.reports(0, [run("xy")])
+    assert story.holders.drifted_blocks == 0, "a worker that begins says for the first time what it has"
+    story.stores(1, run("abc"))
+    story.reports(1, [run("abc"), run("xy")])
+    assert story.holders.drifted_blocks == 0
+    story.reports(1, [run("ab"), run("xyz")])
+    assert story.holders.drifted_blocks == 2
+    assert [story.matched(names) for names in ("abc", "xyz")] == [2, 3]
+    story.stores(3, run("pq"))
+    story.reports(3, [run("pq")])
+    assert story.holders.drifted_blocks == 2, "after a gap nobody believed to know"
+
+
 def test_half_a_report_counts_for_nothing(story: HoldersStory) -> None:
     story.stores(1, run("ab"))
     story.stores(3, run("xy"))
