@@ -40,7 +40,8 @@ def main(
         home = DataDir(Path(directory) / "data")
         ran = play(half, None, home, Console(stderr=True, soft_wrap=True), threading.Event())
     told = figures(ran)
-    committed = [each for each in ran.moved if each.why_not is None]
+    # Behind an aborted one the next may ask for what the node has, and then nothing moves.
+    committed = [each for each in ran.moved if each.why_not is None and each.switch_s]
     print(f"{len(committed)} of {len(ran.moved)} reconfigurations committed")
     for why in sorted({each.why_not for each in ran.moved if each.why_not}):
         print(f"aborted: {why}")
