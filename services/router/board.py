@@ -114,7 +114,6 @@ class _Lines:
         workers = len(roster.workers)
         self._roster = roster
         self._idle = Load()
-        self._all = np.arange(workers)
         self.ratio_ppm_W = np.full(workers, PPM)
         self.uneven = False
         self.waiting_us_W, self.late_us_W, self.left_us_W = np.zeros((3, workers), dtype=np.int64)
@@ -135,7 +134,6 @@ class _Lines:
             if (row := rows.get(worker)) is not None:
                 self._write(row, loads.of_worker.get(worker, self._idle), now_ns)
                 self.ratio_ppm_W[row] = calibration.ratio_ppm(worker)
-        self.uneven = bool((self.ratio_ppm_W != PPM).any())
         self._sum_up()
 
     def age(self, loads: Loads, now_ns: int) -> None:
@@ -147,9 +145,11 @@ class _Lines:
         self._sum_up()
 
     def _sum_up(self) -> None:
-        self.hung_ns = int(self.hung_ns_W.min(initial=FOREVER))
-        self.from_ns = int(self._from_ns_W.max(initial=-FOREVER))
-        self._until_ns = int(self._until_ns_W.min(initial=FOREVER))
+        if not self._roster.workers:
+            return
+        self.uneven = not _least(self.ratio_ppm_W) == PPM == _greatest(self.ratio_ppm_W)
+        self.hung_ns = _least(self.hung_ns_W)
+        self.from_ns, self._until_ns = _greatest(self._from_ns_W), _least(self._until_ns_W)
 
     def _write(self, row: int, load: Load, now_ns: int) -> None:
         line = load.line.as_of(now_ns)
@@ -184,8 +184,8 @@ class _Lines:
 
     def ahead(self, service_us_KW: Ints, elapsed_us_W: Ints) -> Ahead:
         """What a request of so much work would wait for in each way."""
-        before_KW = (self._works_NW[:, None] <= service_us_KW).sum(axis=0)
-        queue_us_KW = self._sums_NW[before_KW, self._all] + self.late_us_W
+        before_KW = np.add.reduce(self._works_NW[:, None] <= service_us_KW, axis=0, dtype=np.int64)
+        queue_us_KW = self._sums_NW[before_KW, self._roster.all_W] + self.late_us_W
         jobs_KW = self._count_W - before_KW
         left_us_KW = self.left_us_W
         if self._chunks:
@@ -206,3 +206,12 @@ class _Lines:
         np.subtract.at(left_us_KW, at, left_us_J[overtaken])
         np.maximum.at(chunk_us_KW, at, chunk_us_J[overtaken])
         return left_us_KW + chunk_us_KW
+
+
+def _least(column_W: Ints) -> int:
+    """Of a few dozen, a search for its place takes a fifth of the time of `min`."""
+    return int(column_W[column_W.argmin()])
+
+
+def _greatest(column_W: Ints) -> int:
+    return int(column_W[column_W.argmax()])

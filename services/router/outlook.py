@@ -179,8 +179,7 @@ def _fetched(outlook: Outlook, source: int, cached_W: Ints) -> Iterator[_Way]:
         for depth in depths.tolist()
     ]
     fetch_us_W = np.array(fetch_us)[depths.searchsorted(cached_W)] * gains_W
-    if gains_W.any():
-        yield _Way("fetched", np.where(gains_W, longest, cached_W), fetch_us_W)
+    yield _Way("fetched", np.where(gains_W, longest, cached_W), fetch_us_W)
 
 
 def _pending(outlook: Outlook, question: Question, cached_W: Ints) -> Iterator[_Way]:

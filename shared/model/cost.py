@@ -66,7 +66,7 @@ class Coefficients(BaseModel):
         """Many of them at once, each exactly as `prefill_us` says: by the same operations in the same order, on whole numbers
         that floats hold exactly, for prompts of less than 2^26 tokens. Any shapes that broadcast, in that of the result."""
         R, P = uncached_tokens, cached_tokens
-        pairs = R * (R + 2 * P + 1) / 2
+        pairs = R * (R + (P + P + 1)) / 2
         shared = self.d + self.a * R + self.b * P + self.g * (degree - 1)
         divided = self.c * R + self.alpha * pairs
         return np.minimum(np.rint((shared + divided / degree) * US_PER_S), PREFILL_US_MAX).astype(np.int64)
