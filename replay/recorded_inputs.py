@@ -5,7 +5,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from services.router.placement import Able, Placement, Pricing, Waits, Ways, Weights, choose
+from services.router.placement import Able, Placement, choose
+from services.router.pricing import Pricing, Waits, Ways, Weights
 from services.router.roster import Roster
 from shared.contracts.events import RequestAssigned
 from shared.model.calibration import PPM

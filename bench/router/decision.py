@@ -9,7 +9,7 @@ from shared.contracts.ids import BlockId
 from shared.model.blocks import Tokens
 
 ROUNDS = 200
-POOLS = ((64, 64), (64, 512), (1_000, 64))
+POOLS = ((8, 64), (64, 64), (64, 512), (1_000, 64))
 """Workers and block size."""
 
 HOLDERS = 64

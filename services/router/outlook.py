@@ -21,7 +21,8 @@ import numpy as np
 
 from services.router.board import Board
 from services.router.loads import Loads
-from services.router.placement import Able, Kind, Priced, Pricing, Question, Waits, Ways, Weights
+from services.router.placement import Able, Question
+from services.router.pricing import Kind, Priced, Pricing, Waits, Ways, Weights
 from shared.contracts.copy_commands import FETCHES_PER_SOURCE_MAX
 from shared.contracts.events import NodeRegistered, Trust
 from shared.contracts.ids import BlockId, RequestId, WorkerId, node_of

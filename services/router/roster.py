@@ -1,7 +1,7 @@
 """Who is in the pool, as columns: a row for each worker, in the order of their ids, so that the lower of equals comes first.
 
 What only the pool's own events change is worked out here, once after each of them, and not for every request. The rest of a
-decision (`board.py`, `outlook.py`, `placement.py`) is arithmetic on whole columns. Array names end in their axes: W is workers.
+decision (`board.py`, `outlook.py`, `pricing.py`) is arithmetic on whole columns. Array names end in their axes: W is workers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from services.router.decider import State, look_out
 from services.router.lines import Load
 from services.router.outlook import Outlook, bringing
-from services.router.placement import service_us
+from services.router.pricing import service_us
 from shared.contracts.ids import RequestId, Source, WorkerId
 from shared.model.blocks import reusable_tokens
 from shared.model.calibration import PPM

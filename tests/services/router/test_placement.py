@@ -24,7 +24,8 @@ from router_world import (
 
 from services.router.decider import Moment, look, receive
 from services.router.outlook import weights
-from services.router.placement import Able, Placement, Pricing, Question, Waits, Ways, choose, digest
+from services.router.placement import Able, Placement, Question, choose, digest
+from services.router.pricing import Pricing, Waits, Ways
 from services.router.roster import Roster
 from shared.contracts.events import (
     BlocksStored,
