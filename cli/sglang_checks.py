@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -16,17 +18,20 @@ from services.worker.settings import WorkerSettings
 NEEDED = f"SGLang {VERSION} that serves the pool's model, in its blocks, and publishes KV events"
 
 
-def sglang_checks() -> list[Check]:
-    """One for each server that `VERTUMNUS_SGLANG_*` name, or one that says what is wrong with the settings."""
+def sglang_checks(model: Path | None) -> list[Check]:
+    """One for each server that `VERTUMNUS_SGLANG_*` name, or one that says what is wrong with the settings. `model` is the
+    directory of what they serve, if VERTUMNUS_MODEL_DIR does not name it."""
+    named: dict[str, Any] = {} if model is None else {"model_dir": model}
     try:
-        settings = WorkerSettings(engine="sglang").sglang()
+        settings = WorkerSettings(engine="sglang", **named).sglang()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = "".join(f"{each}: " for each in first["loc"])
-        return [Check("SGLang", False, f"{field}{first['msg']}", "VERTUMNUS_SGLANG_SERVERS and what goes with it")]
+        found = field + first["msg"].removeprefix("Value error, ")
+        return [Check("SGLang", False, found, "VERTUMNUS_SGLANG_SERVERS and what goes with it")]
     urls = [*(each.url for each in settings.servers), *(each.url for each in settings.decode)]
     try:
-        return list(_checks(settings, asyncio.run(_ask(urls, settings.key))))
+        return list(judge(settings, asyncio.run(_ask(urls, settings.key))))
     except EngineError as error:
         return [Check("SGLang", False, str(error), "the directory of the model that the servers serve")]
 
@@ -44,7 +49,9 @@ async def _ask(urls: Sequence[str], key: str | None) -> list[Facts | str]:
     return found
 
 
-def _checks(settings: SglangSettings, told: Sequence[Facts | str]) -> Iterator[Check]:
+def judge(settings: SglangSettings, told: Sequence[Facts | str]) -> Iterator[Check]:
+    """What to make of each server's answer: prefill servers first, in the order of the settings. EngineError if the model
+    cannot be read."""
     model = read_model(settings.model_dir)
     for number, facts in enumerate(told):
         prefill = number < len(settings.servers)

@@ -42,7 +42,7 @@ def doctor(
     if sglang:
         from cli.sglang_checks import sglang_checks
 
-        checks += sglang_checks()
+        checks += sglang_checks(model)
     if as_json:
         print(json.dumps([asdict(check) for check in checks]))
     else:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ __all__ = ["model"]  # a fixture
 pytestmark = ON_REAL_SERVERS
 
 ROOT = Path(__file__).parents[2]
+POLLS = 10
 TRIES = 10
 """The controller allows a switch two seconds, which a machine that is busy with others may need several tries for."""
 
@@ -64,8 +66,10 @@ class System:
         """Until it is so."""
         for _ in range(TRIES):
             self.run("reconfigure", "n0", composition)
-            if self.composition() == composition:
-                return
+            for _ in range(POLLS):
+                if self.composition() == composition:
+                    return
+                time.sleep(1.0)
         raise AssertionError(f"{composition} was not committed in {TRIES} tries")
 
     def composition(self) -> str:

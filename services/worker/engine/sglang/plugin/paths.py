@@ -2,8 +2,8 @@
 
 A page's digest is SHA-256 over the digest before it and the page's tokens as 32-bit little-endian numbers, as in
 SGLang's KV events, whose block hash is its first eight bytes as a signed big-endian number. A namespace (LoRA, cache
-salt) begins the chain; blocks of other namespaces than the empty one have other hashes in events, and are not evicted
-by hash.
+salt) begins the chain: a salt by itself as in events, so that its blocks can be named from outside, as agents do; of any
+other namespace the blocks have other hashes in events, and are not evicted by hash.
 """
 
 import hashlib
@@ -23,6 +23,8 @@ Namespace = tuple[str | None, str | None]
 """Extra key and cache salt."""
 
 NOWHERE: Namespace = (None, None)
+SALT_TAG = b"sglang-cache-salt-v1\0"
+"""What SGLang 0.5.23 puts before a salt (`mem_cache/utils.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Path:
 def path_of(namespace: Namespace, tokens: "array[int]", page: int) -> Path:
     """The path of the whole pages of `tokens`."""
     pages = len(tokens) // page
-    digest = b"" if namespace == NOWHERE else hashlib.sha256(repr(namespace).encode()).digest()
+    digest = _beginning(namespace)
     digests = []
     octets = memoryview(tokens).cast("B")
     size = page * tokens.itemsize
@@ -49,6 +51,15 @@ def path_of(namespace: Namespace, tokens: "array[int]", page: int) -> Path:
         digest = hashlib.sha256(digest + octets[index * size : (index + 1) * size]).digest()
         digests.append(digest)
     return Path(namespace, tokens[: pages * page], tuple(digests))
+
+
+def _beginning(namespace: Namespace) -> bytes:
+    extra_key, salt = namespace
+    if namespace == NOWHERE:
+        return b""
+    if extra_key is None and salt is not None:
+        return hashlib.sha256(SALT_TAG + salt.encode()).digest()
+    return hashlib.sha256(repr(namespace).encode()).digest()
 
 
 def block_hash(digest: bytes) -> int:

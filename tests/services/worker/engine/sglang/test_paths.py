@@ -4,9 +4,11 @@ import hashlib
 import struct
 from array import array
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.worker.engine.sglang.page_hashes import page_hashes
 from services.worker.engine.sglang.plugin.paths import (
     NOWHERE,
     OFFER_BYTES,
@@ -44,6 +46,13 @@ def test_namespaces_are_apart() -> None:
     tokens = array("I", [1, 2])
     chains = [path_of(each, tokens, 2).digests for each in (NOWHERE, ("lora", None), (None, "lora"))]
     assert len(set(chains)) == 3
+
+
+def test_agents_and_units_name_a_salted_page_alike() -> None:
+    """An agent asks for pages to be taken out by the names that events gave them."""
+    tokens = np.arange(40, dtype=np.uint32)
+    path = path_of((None, "salt"), array("I", tokens.tolist()), 16)
+    assert [block_hash(digest) for digest in path.digests] == page_hashes(tokens, 16, "salt")
 
 
 @given(KEYS)
