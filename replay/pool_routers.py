@@ -9,14 +9,21 @@ from replay.routers import BACKLOG_EVENTS_MAX, DROPPED, HOLE, Backlog, Decided, 
 from services.router import decider
 from services.router.decider import State
 from shared.contracts.envelope import Stored
-from shared.contracts.events import RequestAssigned, RequestRedirected, RequestRejected, RouterLost, RouterRegistered
+from shared.contracts.events import (
+    RequestAssigned,
+    RequestHeld,
+    RequestRedirected,
+    RequestRejected,
+    RouterLost,
+    RouterRegistered,
+)
 from shared.contracts.ids import RequestId, Source
 from shared.model.holders import Holders
 from shared.runtime.states import BadState
 
 UNSAID = "the router did not say what it began with"
 
-DECISIONS = (RequestAssigned, RequestRedirected, RequestRejected)
+DECISIONS = (RequestAssigned, RequestHeld, RequestRedirected, RequestRejected)
 
 
 class Routers:
@@ -136,6 +143,7 @@ class Routers:
         for replica in self._replicas.values():
             replica.state.loads.check()
             replica.state.holders.check()
+            replica.state.usage.check(replica.state.loads)
 
     def _begin(self, seq: int) -> None:
         """Begin the folds whose first event this is."""

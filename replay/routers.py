@@ -11,13 +11,14 @@ from copy import deepcopy
 from typing import NamedTuple
 
 from replay.freezing import EARLIER
-from services.router import decider
+from services.router import decider, turns
 from services.router.decider import Arrival, Moment, State
 from services.router.placement import Question
 from shared.contracts.envelope import Envelope, EventData, Stored
 from shared.contracts.events import (
     ENDS,
     RequestAssigned,
+    RequestHeld,
     RequestReceived,
     RequestRedirected,
     RequestRejected,
@@ -101,15 +102,17 @@ class RouterReplica:
             case RequestReceived():
                 self._received = stored
                 return
-            case RequestAssigned() | RequestRejected() as data if data.request in self._undecided:
+            case RequestAssigned() | RequestRejected() | RequestHeld() as data if data.request in self._undecided:
                 self._undecided.discard(data.request)
                 self._told(stored, None)
-            case RequestAssigned() | RequestRejected() if received is not None:
+            case RequestAssigned() | RequestRejected() | RequestHeld() if received is not None:
                 self._first_decision(received, stored)
                 self._fold_own(received.event)
+            case RequestAssigned() | RequestRejected() as data if data.request in self.state.usage.waits:
+                self._turn(stored, data)
             case RequestAssigned(attempt=attempt) if attempt > 1:
                 self._next_decision(stored, stored.data)
-            case RequestAssigned() | RequestRejected():
+            case RequestAssigned() | RequestRejected() | RequestHeld():
                 self._told(stored, [])
             case RequestRedirected() as data:
                 redirected = decider.redirect(self.state, data.request, data.attempt, data.reason)[:1]
@@ -189,7 +192,7 @@ class RouterReplica:
     def _first_decision(self, received: Stored, stored: Stored) -> None:
         asked = received.data
         assert isinstance(asked, RequestReceived), "what is kept as received was received"
-        now_ns = stored.data.now_ns if isinstance(stored.data, RequestAssigned) else stored.event.time_ns
+        now_ns = getattr(stored.data, "now_ns", None) or stored.event.time_ns
         chain = tuple(unpack_block_ids(asked.block_ids))
         if not self._see(asked.seen_seq):
             self._told(stored, None)
@@ -206,6 +209,8 @@ class RouterReplica:
             chain=chain,
             client_digest=asked.client_digest,
             placed_only=asked.placed_only,
+            hard_slo=asked.hard_slo,
+            priority=asked.priority,
         )
         self._told(stored, decider.receive(self.state, arrival, Moment(now_ns, asked.seen_seq)), question)
 
@@ -219,6 +224,20 @@ class RouterReplica:
         question = Question(opened.prompt_tokens + generated_tokens, chain, data.now_ns, opened.refused_by)
         moment = Moment(data.now_ns, data.seen_seq)
         self._told(stored, decider.assign_again(self.state, data.request, generated_tokens, moment), question)
+
+    def _turn(self, stored: Stored, data: RequestAssigned | RequestRejected) -> None:
+        """Whose turn it was, or whose time was up."""
+        assert data.seen_seq is not None and data.now_ns is not None, "a turn says when"  # noqa: PT018
+        prompt_tokens = self.state.loads.open[data.request].prompt_tokens
+        question = Question(prompt_tokens, self.state.holders.chains[data.request], data.now_ns)
+        if not self._see(data.seen_seq):
+            self._told(stored, None)
+            return
+        moment = Moment(data.now_ns, data.seen_seq)
+        derived: list[EventData] = [*turns.next_turn(self.state, self.source, moment)]
+        if data not in derived and isinstance(data, RequestRejected):
+            derived = [*turns.overdue(self.state, self.source, moment)]
+        self._told(stored, derived, question if isinstance(data, RequestAssigned) else None)
 
     def _told(self, stored: Stored, derived: list[EventData] | None, question: Question | None = None) -> None:
         too_old = EARLIER if self._folded_seq == self._begins_seq else TOO_OLD

@@ -12,10 +12,12 @@ from cli.invocation import command
 from replay.explaining import Attempt, Explanation
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
+    LimitMet,
     PricedCandidate,
     RequestCancelled,
     RequestCompleted,
     RequestFailed,
+    RequestHeld,
     RequestReceived,
     RequestRejected,
     RouterLost,
@@ -28,7 +30,7 @@ FAINT = "dim"
 def tell(console: Console, told: Explanation) -> None:
     """Print all of it."""
     console.print(Text(f"request {told.request}", style=TITLE))
-    for line in _received(told):
+    for line in (*_received(told), *_held(told)):
         console.print(line, soft_wrap=True)
     for note in told.notes:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
@@ -53,7 +55,8 @@ def _received(told: Explanation) -> Iterator[Text]:
         return
     data, stored = told.received.data, told.received
     at = datetime.fromtimestamp(stored.event.time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-    slo = f"TTFT objective {seconds(data.slo_us)}" if data.slo_us else "no TTFT objective"
+    kind = "hard " if data.hard_slo else ""
+    slo = f"{kind}TTFT objective {seconds(data.slo_us)}" if data.slo_us else "no TTFT objective"
     yield Text(f"{data.prompt_tokens:,} prompt tokens, at most {data.max_tokens:,} more, {slo}, tenant {data.tenant}")
     yield Text(f"received {at} UTC by {stored.event.source} as {stored.log}:{stored.stream_seq}")
 
@@ -181,6 +184,7 @@ def _end(end: Stored | None) -> Text:
     match end.data if end else None:
         case RequestCompleted() as data:
             parts = (
+                ("held", data.held_us),
                 ("queue", data.queue_us),
                 ("fetch", data.fetch_us),
                 ("prefill", data.prefill_us),
@@ -192,12 +196,34 @@ def _end(end: Stored | None) -> Text:
                 f"{data.output_tokens:,} tokens, {seconds(data.tpot_us)} for each after the first",
                 style="green",
             )
+        case RequestRejected(limit=LimitMet() as met) as data:
+            again = f"asked to come again in {data.retry_after_s} s" if data.retry_after_s else "told not to come again"
+            return Text(f"rejected: {data.reason}, {_met(met)}; {again}", style="red")
         case RequestFailed() | RequestCancelled() | RequestRejected() as data:
             return Text(f"{data.TYPE.removeprefix('request-')}: {data.reason}", style="red")
         case RouterLost() as data:
             return Text(f"its router {data.source} was declared lost", style="red")
         case _:
             return Text("it has not ended, as far as the record goes", style="yellow")
+
+
+def _met(met: LimitMet) -> str:
+    """A limit with its numbers."""
+    if met.name.endswith("-us"):
+        used, added, allowed = (seconds(each) for each in (met.used, met.added, met.allowed))
+    else:
+        used, added, allowed = (f"{each:,}" for each in (met.used, met.added, met.allowed))
+    return f"{met.name.removesuffix('-us')} of {met.scope}: {used} and {added} more, of {allowed} allowed"
+
+
+def _held(told: Explanation) -> Iterator[Text]:
+    """Why it waited at its router, if it did."""
+    for stored in told.events:
+        if isinstance(data := stored.data, RequestHeld):
+            yield Text(
+                f"held for {data.tenant}'s turn: {seconds(data.outstanding_us)} of work outstanding and "
+                f"{seconds(data.service_us)} more, of a share of {seconds(data.share_us)}; {data.ahead} of the tenant ahead"
+            )
 
 
 def _tell_course(console: Console, told: Explanation) -> None:

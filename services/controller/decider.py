@@ -237,9 +237,8 @@ def change_parameters(state: State, changes: dict[str, Any], asker: Asker) -> li
     Errors: ValueError (pydantic's ValidationError included) names the field and its limit.
     """
     asked = parameters_model.changed(state.parameters, changes)
-    differing = {
-        name: getattr(asked, name) for name in changes if getattr(asked, name) != getattr(state.parameters, name)
-    }
+    now, wanted = (each.model_dump(mode="json") for each in (state.parameters, asked))
+    differing = {name: wanted[name] for name in changes if wanted[name] != now[name]}
     if not differing:
         return []
     return [

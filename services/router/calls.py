@@ -11,7 +11,7 @@ import numpy as np
 
 from services.router.frames import Enough, Inbox, Piece
 from shared.contracts.commands import SamplingSpec, TokenFrame
-from shared.contracts.events import Finish
+from shared.contracts.events import Finish, RequestCompleted
 from shared.contracts.ids import BlockId, RequestId, TenantId, WorkerId
 from shared.model.blocks import Tokens
 
@@ -22,6 +22,8 @@ EndReason = Literal[
     "too-long",
     "no-worker",
     "overloaded",
+    "rate-limited",
+    "slo",
     "shutdown",
     "attempts-exhausted",
     "lost-stream",
@@ -39,13 +41,17 @@ class Unserved(Exception):
         self.retry_after_s = retry_after_s
 
 
+class Rejected(Unserved):
+    """The request was received and rejected: its end is in the record."""
+
+
 class NotReceived(Unserved):
     """Refused before it was received: there is no record of the request itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a client asks for, checked and tokenised. `arrived_ns` is monotonic; `slo_us` None takes the model's."""
+    """What a client asks for, checked and tokenised. `arrived_ns` is monotonic; what is None is the tenant's to say."""
 
     request: RequestId
     tenant: TenantId
@@ -60,6 +66,8 @@ class Order:
     slo_us: int | None = None
     traceparent: str | None = None
     client_digest: str | None = None
+    hard_slo: bool | None = None
+    priority: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -97,6 +105,7 @@ class Call:
     generated: list[int] = field(default_factory=list)
     served: Served | None = None
     last_token_ns: int = 0
+    held_us: int = 0
     finish: Finish | None = None
     failure: Unserved | None = None
     driver: "asyncio.Task[None] | None" = None
@@ -140,6 +149,27 @@ class Call:
         else:
             self.finish = end
         self._changed.set()
+
+    def completed(self, finish: Finish) -> RequestCompleted:
+        """How it went, from its arrival to the last token."""
+        assert self.served is not None, "a request completes with a token"
+        first, ttft_us = self.served.first, self.served.ttft_us
+        known_us = self.held_us + first.queue_us + first.fetch_us + first.prefill_us
+        later_ns = self.last_token_ns - self.order.arrived_ns - ttft_us * 1_000
+        return RequestCompleted(
+            request=self.request,
+            worker=self.served.worker,
+            ttft_us=ttft_us,
+            held_us=self.held_us,
+            queue_us=first.queue_us,
+            fetch_us=first.fetch_us,
+            prefill_us=first.prefill_us,
+            handoff_us=max(0, ttft_us - known_us),
+            tpot_us=later_ns // 1_000 // max(1, len(self.generated) - 1),
+            output_tokens=len(self.generated),
+            cached_tokens=first.cached_tokens,
+            finish=finish,
+        )
 
     # --- the reader's side
 

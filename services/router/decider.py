@@ -4,23 +4,28 @@ State is the log folded to `seen_seq` plus the router's own events, which it fol
 the order between those two does not matter. A request's events, in order:
 
     request-received → request-rejected
-    request-received → request-assigned(1) → [request-redirected(n) → request-assigned(n + 1)]… → one end
+    request-received → [request-held →] request-assigned(1) → [request-redirected(n) → request-assigned(n + 1)]… → one end
 
 Every function here is pure and safe to repeat: what was decided already, or concerns a request that has ended, gives [].
 """
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from services.router import decode_ranks
+from services.router import admission
 from services.router import loads as loads_model
+from services.router import usage as usage_model
+from services.router.admission import Books
+from services.router.assigning import assigned
 from services.router.board import Board
+from services.router.fitting import fitting
 from services.router.loads import Loads
 from services.router.outlook import Outlook, forecast, weights
 from services.router.placement import RUNNERS_UP, Able, Placement, Question, cached_tokens, choose, eligible
 from services.router.rate import Rate
+from services.router.usage import Usage
 from shared.contracts.envelope import Channel, EventData, Stored
 from shared.contracts.events import (
     CalibrationUpdated,
@@ -30,19 +35,19 @@ from shared.contracts.events import (
     NodeRegistered,
     PrefillAborted,
     PrefillCompleted,
-    PricedCandidate,
     RankAdoptedEpoch,
     RedirectReason,
     RequestAssigned,
     RequestCancelled,
     RequestCompleted,
     RequestFailed,
+    RequestHeld,
     RequestReceived,
     RequestRedirected,
     RequestRejected,
     Uncordoned,
 )
-from shared.contracts.ids import BlockId, NodeId, RequestId, TenantId, WorkerId, node_of
+from shared.contracts.ids import BlockId, RequestId, TenantId, WorkerId
 from shared.model import calibration as calibration_model
 from shared.model import cost as cost_model
 from shared.model import holders as holders_model
@@ -86,24 +91,28 @@ class State:
     parameters: Parameters = field(default_factory=Parameters)
     loads: Loads = field(default_factory=Loads)
     rate: Rate = field(default_factory=Rate)
+    usage: Usage = field(default_factory=Usage)
     calibration: Calibration = field(default_factory=Calibration)
     board: Board = field(default_factory=Board, compare=False)
 
 
 class Arrival(NamedTuple):
     """A request that passed every check. `chain` holds the ids of the prompt's whole blocks, `client_digest` stands for the id
-    that its client gave it; `placed_only` is forwarded by somebody else."""
+    that its client gave it; `placed_only` is forwarded by somebody else. What None leaves open, its tenant's entry says: the
+    TTFT objective, without one the model's, and whether the request is refused rather than late."""
 
     request: RequestId
     tenant: TenantId
     model: str
     prompt_tokens: int
     max_tokens: int
-    slo_us: int
+    slo_us: int | None
     stream: bool
     chain: tuple[BlockId, ...]
     client_digest: str | None = None
     placed_only: bool = False
+    hard_slo: bool | None = None
+    priority: int = 0
 
 
 class Moment(NamedTuple):
@@ -130,6 +139,7 @@ def evolve(state: State, stored: Stored) -> None:
     state.parameters = parameters_model.evolve(state.parameters, stored)
     state.coefficients = cost_model.evolve(state.coefficients, stored)
     calibration_model.evolve(state.calibration, stored, state.pool, state.coefficients)
+    usage_model.evolve(state.usage, stored, state.loads, state.parameters)
     match stored.data:
         case RequestAssigned() as data:
             state.rate.fold(data)
@@ -159,6 +169,11 @@ def weigh(
         return None, excluded
     outlook = look_out(state, question.now_ns)
     priced = forecast(outlook, able, question, cached_W, state.holders.trust)
+    if question.within_us is not None or question.idle_only:
+        able = fitting(able, priced, question, excluded)
+        if able is None:
+            return None, excluded
+        priced = forecast(outlook, able, question, cached_W, state.holders.trust)  # its C_min may be another
     placement = choose(able, priced, state.holders.trust, runners_up)
     return placement._replace(load=outlook.load_ppm / PPM), excluded
 
@@ -189,29 +204,50 @@ def look_out(state: State, now_ns: int) -> Outlook:
 
 
 def receive(state: State, arrival: Arrival, moment: Moment, by: Place = place) -> list[EventData]:
-    """`request-received`, and where the request goes or why it goes nowhere."""
+    """`request-received`, and where the request goes, that it waits for its tenant's turn, or why it goes nowhere."""
     if arrival.request in state.loads.open:
         return []
+    limits = state.usage.shares.of(arrival.tenant)
+    slo_us = arrival.slo_us if arrival.slo_us is not None else limits.slo_ms * 1_000 or None
     received = RequestReceived(
         request=arrival.request,
         tenant=arrival.tenant,
         model=arrival.model,
         prompt_tokens=arrival.prompt_tokens,
         max_tokens=arrival.max_tokens,
-        slo_us=arrival.slo_us,
+        slo_us=state.coefficients.slo_us(arrival.prompt_tokens) if slo_us is None else slo_us,
+        hard_slo=limits.hard_slo if arrival.hard_slo is None else arrival.hard_slo,
+        priority=min(arrival.priority, limits.priority_max),
         stream=arrival.stream,
         client_digest=arrival.client_digest,
         placed_only=arrival.placed_only,
         block_ids=b"".join(arrival.chain),
         seen_seq=moment.seen_seq,
     )
-    question = Question(arrival.prompt_tokens, arrival.chain, moment.now_ns)
+    return [received, _next(state, received, arrival.chain, moment, by)]
+
+
+def _next(state: State, received: RequestReceived, chain: tuple[BlockId, ...], moment: Moment, by: Place) -> EventData:
+    """What becomes of a received request."""
+    books = Books(state.usage, state.parameters, state.pool, state.loads)
+    if (refused := admission.refused(books, received, moment.now_ns)) is not None:
+        return refused
+    question = Question(received.prompt_tokens, chain, moment.now_ns)
     placement, excluded = by(state, question)
     if placement is None:
         fits_nowhere = bool(excluded) and excluded.keys() <= {"too-long", "full"}
         reason, wait_s = ("too-long", None) if fits_nowhere else ("no-worker", RETRY_AFTER_S)
-        return [received, RequestRejected(request=arrival.request, reason=reason, retry_after_s=wait_s)]
-    return [received, _assigned(state, arrival.request, 1, question, (placement, excluded), moment)]
+        return RequestRejected(request=received.request, reason=reason, retry_after_s=wait_s)
+    late = admission.late(books, received, placement.winner, moment.now_ns)
+    if late is not None:
+        placement, excluded = by(state, replace(question, within_us=received.slo_us))
+        if placement is None:
+            return late
+    held = admission.held(books, received, placement.winner, moment.now_ns)
+    if isinstance(held, RequestHeld) and not held.ahead and admission.has_idle(books):
+        idle, excluded = by(state, replace(question, within_us=received.slo_us if late else None, idle_only=True))
+        placement, held = (idle, None) if idle else (placement, held)
+    return held or assigned(state, received.request, 1, question, (placement, excluded), moment)
 
 
 def redirect(state: State, request: RequestId, attempt: int, reason: RedirectReason) -> list[EventData]:
@@ -229,7 +265,8 @@ def redirect(state: State, request: RequestId, attempt: int, reason: RedirectRea
 def assign_again(
     state: State, request: RequestId, generated_tokens: int, moment: Moment, by: Place = place
 ) -> list[EventData]:
-    """The next assignment of a redirected request, whose prompt now ends with what was generated; [] without a worker."""
+    """The next assignment of a request that was redirected or has waited for its turn, whose prompt now ends with what was
+    generated; [] without a worker."""
     opened = state.loads.open.get(request)
     if opened is None or opened.worker is not None:
         return []
@@ -239,58 +276,9 @@ def assign_again(
     placement, excluded = by(state, question)
     if placement is None:
         return []
-    return [_assigned(state, request, opened.attempt + 1, question, (placement, excluded), moment)]
+    return [assigned(state, request, opened.attempt + 1, question, (placement, excluded), moment)]
 
 
 def end(state: State, fact: RequestCompleted | RequestFailed | RequestCancelled) -> list[EventData]:
     """The request's one end."""
     return [fact] if fact.request in state.loads.open else []
-
-
-def _assigned(
-    state: State,
-    request: RequestId,
-    attempt: int,
-    question: Question,
-    placed: tuple[Placement, Counter[Exclusion]],
-    moment: Moment,
-) -> RequestAssigned:
-    placement, excluded = placed
-    winner = placement.winner
-    return RequestAssigned(
-        request=request,
-        attempt=attempt,
-        worker=winner.worker,
-        degree=winner.degree,
-        decode_worker=_decode_worker(state, node_of(winner.worker)),
-        policy=placement.policy,
-        uncached_tokens=question.prompt_tokens - winner.cached_tokens,
-        cached_tokens=winner.cached_tokens,
-        service_us=winner.service_us,
-        queue_us=winner.queue_us,
-        beta=placement.beta,
-        lam=placement.lam,
-        load=placement.load,
-        ratio=winner.ratio,
-        preferred_degree=placement.preferred_degree,
-        candidates=placement.candidates,
-        excluded=dict(excluded),
-        price_digest=placement.price_digest,
-        fetch_from=winner.fetch_from,
-        fetch_blocks=_fetch_blocks(state.board, winner),
-        parameters_version=state.parameters.version,
-        coefficients_version=state.coefficients.version,
-        seen_seq=moment.seen_seq,
-        now_ns=moment.now_ns,
-    )
-
-
-def _fetch_blocks(board: Board, winner: PricedCandidate) -> int:
-    """How many leading blocks the source has."""
-    spec = board.members.spec
-    return winner.cached_tokens // spec.block_tokens if winner.fetch_from is not None and spec is not None else 0
-
-
-def _decode_worker(state: State, node: NodeId) -> WorkerId | None:
-    """The one that goes on from a prefill on `node`; None if nobody does."""
-    return decode_ranks.cheapest(state.pool, state.loads, node)

@@ -14,16 +14,21 @@ from services.router.handshake import ABORT_REASON
 from services.router.metrics import RouterMetrics
 from services.router.rebalancing import Rebalancer
 from services.router.settings import RouterSettings
-from services.router.wiring import Placed, Wiring
+from services.router.waiting import WaitingRoom
+from services.router.wiring import Placed, Wiring, rejection
 from shared.contracts.codec import BadEvent
 from shared.contracts.commands import RouterAlive, encode_message
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
+    ENDS,
     NodeDeclaredLost,
     NodeLost,
     NodeRegistered,
+    ParametersChanged,
     PrefillAborted,
     RequestAssigned,
+    RequestHeld,
+    RequestRedirected,
     RequestRejected,
     RouterLost,
 )
@@ -34,6 +39,9 @@ from shared.runtime.projection import Projection
 from shared.runtime.service import Runtime
 
 ALIVE_EVERY_S = 1.0
+
+FREEING = (*decider.CAPACITY, *ENDS, RequestRedirected, ParametersChanged)
+"""Events after which a tenant may have more of its share left, or a worker nothing to do."""
 
 OUTBOX_SHARE_MAX = EVENTS_MAX // 2
 """Nothing is received while more events wait: the rest of the outbox is for the ends of what is open."""
@@ -82,6 +90,8 @@ class Dispatcher:
             capacity_changed=self._capacity_changed,
         )
         self._rebalancer = Rebalancer(self._wiring, self._calls)
+        self._waiting = WaitingRoom(self._wiring)
+        metrics.watch("held_requests", "Requests that wait for their tenant's turn", lambda: len(self._waiting))
         metrics.watch("open_requests", "Requests between admission and end", lambda: self._admitted)
         metrics.watch("mispriced_nodes", "Nodes with other coefficients", lambda: offers.mispriced_nodes(self.state))
         metrics.watch("held_prompt_bytes", "Prompts held for agents to claim", lambda: self._claims.held_bytes)
@@ -167,6 +177,10 @@ class Dispatcher:
             case RequestAssigned() as assigned:
                 self._drive(call, Placed(assigned, events[-1]))
                 return call
+            case RequestHeld():
+                self._drive(call, self._waiting.enter(call))
+                self._waiting.look()
+                return call
             case RequestRejected() as rejected:
                 self._drop(order.request)
                 self._metrics.ended.labels("rejected").inc()
@@ -174,24 +188,25 @@ class Dispatcher:
             case other:
                 raise AssertionError(f"a received request is assigned or rejected, not {other.TYPE}")
 
-    def _drive(self, call: Call, first: Placed) -> None:
+    def _drive(self, call: Call, first: "Placed | asyncio.Future[Placed]") -> None:
         self._calls[call.request] = call
         driver = Driver(self._wiring, call, first)
         call.driver = asyncio.create_task(driver.run(), name=f"request {call.request}")
         call.driver.add_done_callback(lambda task: self._forget(call, driver, task))
 
     def _arrival(self, order: Order) -> Arrival:
-        slo_us = order.slo_us if order.slo_us is not None else self.state.coefficients.slo_us(order.prompt_tokens)
         return Arrival(
             request=order.request,
             tenant=order.tenant,
             model=order.model,
             prompt_tokens=order.prompt_tokens,
             max_tokens=order.max_tokens,
-            slo_us=slo_us,
+            slo_us=order.slo_us,
             stream=order.stream,
             chain=order.chain,
             client_digest=order.client_digest,
+            hard_slo=order.hard_slo,
+            priority=order.priority,
         )
 
     async def decide(self, arrival: Arrival) -> list[EventData]:
@@ -222,6 +237,7 @@ class Dispatcher:
             call.close(Unserved("internal", "an internal error; the log has the details"))
         call.slot.release()
         self._calls.pop(call.request, None)
+        self._waiting.leave(call.request)
         self._drop(call.request)
 
     def _leave(self) -> None:
@@ -247,6 +263,8 @@ class Dispatcher:
             case _:
                 pass
         self._rebalancer.hear(stored)
+        if isinstance(stored.data, FREEING):
+            self._waiting.look()
         if isinstance(stored.data, decider.CAPACITY):
             self._capacity.set()
             self._capacity = asyncio.Event()
@@ -277,11 +295,5 @@ class Dispatcher:
             except Unavailable as error:
                 self._logger.warning("heartbeat not sent", error=str(error))
             self._rebalancer.look()
+            self._waiting.expire()
             await self._wiring.clock.sleep(ALIVE_EVERY_S)
-
-
-def rejection(rejected: RequestRejected) -> Unserved:
-    """What a client is told of it."""
-    if rejected.reason == "too-long":
-        return Unserved("too-long", "the prompt fits on no worker")
-    return Unserved("no-worker", "no worker can take the request now", rejected.retry_after_s)

@@ -4,9 +4,10 @@
                                  │ refused, silent, aborted, node lost, tokens missing, taken back for an idle worker
                                  └→ request-redirected → decide again (attempt + 1, prompt + generated tokens) → …
 
-It ends by the last token, by the client's leaving (the task is cancelled), or by running out of attempts, workers or time;
-each of these records exactly one end. The client is never told of a redirection: what an engine generates depends on the
-seed and the position alone, so another worker continues where this one stopped, without a gap and without a repeat.
+Where tenants share the pool it may have to wait for its turn first. It ends by the last token, by the client's leaving (the
+task is cancelled), or by running out of attempts, workers or time; each of these records exactly one end. The client is never
+told of a redirection: what an engine generates depends on the seed and the position alone, so another worker continues where
+this one stopped, without a gap and without a repeat.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from typing import assert_never
 import structlog
 
 from services.router import decider, handshake
-from services.router.calls import Call, Served, Unserved
+from services.router.calls import Call, Rejected, Served, Unserved
 from services.router.claims import BufferFull
 from services.router.frames import Broken, Enough, FrameOrder, Leave, Piece, Signal
 from services.router.wiring import Placed, Wiring
@@ -53,12 +54,13 @@ class _ClientGone(Exception):
 
 
 class Driver:
-    """Drives `call` from a recorded first assignment to its end."""
+    """Drives `call` from a recorded first assignment, or from waiting for it, to its end."""
 
-    def __init__(self, wiring: Wiring, call: Call, first: Placed) -> None:
+    def __init__(self, wiring: Wiring, call: Call, first: "Placed | asyncio.Future[Placed]") -> None:
         self._wiring = wiring
         self._call = call
-        self._placed = first
+        self._first = first
+        self._last: Placed | None = first if isinstance(first, Placed) else None
         self._rebalanced = False
         """Whether the current attempt is for an idle worker."""
         self._logger = structlog.get_logger(component="dispatch").bind(request=call.request)
@@ -69,6 +71,9 @@ class Driver:
             finish = await self._serve()
         except (asyncio.CancelledError, _ClientGone):
             self.call_off()
+        except Rejected as rejected:
+            self._call.close(rejected)
+            return
         except Unserved as failure:
             self._fail(failure)
         except Exception:
@@ -86,7 +91,16 @@ class Driver:
         else:
             self._cancelled()
 
+    @property
+    def _placed(self) -> Placed:
+        assert self._last is not None, "an attempt begins with an assignment"
+        return self._last
+
     async def _serve(self) -> Finish:
+        if not isinstance(self._first, Placed):
+            began_ns = self._wiring.clock.monotonic_ns()
+            self._last = await self._first
+            self._call.held_us = (self._wiring.clock.monotonic_ns() - began_ns) // 1_000
         while True:
             try:
                 return await self._attempt()
@@ -224,7 +238,7 @@ class Driver:
                     await wiring.capacity_changed()
         except TimeoutError:
             raise Unserved("no-worker", "no worker can take the request now", decider.RETRY_AFTER_S) from None
-        self._placed = placed
+        self._last = placed
         # It may have found a better place than the idle worker, and takes its turn there.
         winner = placed.assigned.candidates[0]
         self._rebalanced = reason == "rebalanced" and not winner.queue_us and not winner.delayed_jobs
@@ -244,28 +258,11 @@ class Driver:
     # --- the end
 
     def _complete(self, finish: Finish) -> None:
-        call = self._call
-        assert call.served is not None, "a request completes with a token"
-        first, ttft_us = call.served.first, call.served.ttft_us
-        later_ns = call.last_token_ns - call.order.arrived_ns - ttft_us * 1_000
-        self._end(
-            RequestCompleted(
-                request=call.request,
-                worker=call.served.worker,
-                ttft_us=ttft_us,
-                queue_us=first.queue_us,
-                fetch_us=first.fetch_us,
-                prefill_us=first.prefill_us,
-                handoff_us=max(0, ttft_us - first.queue_us - first.fetch_us - first.prefill_us),
-                tpot_us=later_ns // 1_000 // max(1, len(call.generated) - 1),
-                output_tokens=len(call.generated),
-                cached_tokens=first.cached_tokens,
-                finish=finish,
-            )
-        )
-        metrics = self._wiring.metrics
-        metrics.prompt_tokens.labels("cached").inc(first.cached_tokens)
-        metrics.prompt_tokens.labels("computed").inc(max(0, call.order.prompt_tokens - first.cached_tokens))
+        call, metrics = self._call, self._wiring.metrics
+        completed = call.completed(finish)
+        self._end(completed)
+        metrics.prompt_tokens.labels("cached").inc(completed.cached_tokens)
+        metrics.prompt_tokens.labels("computed").inc(max(0, call.order.prompt_tokens - completed.cached_tokens))
         metrics.output_tokens.inc(len(call.generated))
         call.close(finish)
 
@@ -273,7 +270,7 @@ class Driver:
         match failure.reason:
             case "attempts-exhausted" | "no-worker" | "lost-stream" | "shutdown" | "internal" as reason:
                 self._end(RequestFailed(request=self._call.request, reason=reason))
-            case "too-long" | "overloaded" | "client-left":
+            case "too-long" | "overloaded" | "rate-limited" | "slo" | "client-left":
                 self._end(RequestFailed(request=self._call.request, reason="internal"))
             case _:
                 assert_never(failure.reason)
@@ -286,8 +283,9 @@ class Driver:
 
     def _end(self, fact: RequestCompleted | RequestFailed | RequestCancelled) -> None:
         """Recorded at once; one that `redirect` has recorded already is not recorded again."""
-        self._wiring.record(self._call, decider.end(self._wiring.state, fact), self._placed)
+        self._wiring.record(self._call, decider.end(self._wiring.state, fact), self._last)
         self._wiring.metrics.ended.labels(fact.TYPE.removeprefix("request-")).inc()
 
     async def _give_up(self) -> None:
-        await handshake.give_up(self._wiring, self._placed.assigned)
+        if self._last is not None:
+            await handshake.give_up(self._wiring, self._last.assigned)

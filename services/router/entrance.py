@@ -12,6 +12,7 @@ from services.router import errors, headers
 from services.router.bodies import Bodies
 from services.router.calls import NotReceived, Unserved
 from services.router.dispatch import Dispatcher
+from services.router.keys import DEFAULT
 from services.router.offers import Offer, offered
 from services.router.openai import BadRequest, as_sent
 from services.router.placements import Placements
@@ -20,8 +21,6 @@ from services.router.refusals import Refusals
 from services.router.settings import RouterSettings
 from shared.contracts.ids import RequestId, TenantId
 from shared.runtime.clock import Clock, Ids
-
-TENANT = TenantId("default")
 
 
 class Parts(NamedTuple):
@@ -49,13 +48,15 @@ class Entrance:
     async def guarded(self, request: Request, handle: Callable[[Context], Awaitable[Response]]) -> Response:
         """Refusals and failures as responses; refusals are counted."""
         told = {"x-request-id": request.state.request_id}
+        tenant = DEFAULT
         try:
-            return await handle(self._context(request))
+            tenant = headers.tenant(request, self._keys)
+            return await handle(self._context(request, tenant))
         except BadRequest as bad:
-            self._refusals.count(TENANT, errors.refusal_reason(bad))
+            self._refusals.count(tenant, errors.refusal_reason(bad))
             return errors.of_bad_request(bad).response(told)
         except NotReceived as refused:
-            self._refusals.count(TENANT, errors.refusal_reason(refused))
+            self._refusals.count(tenant, errors.refusal_reason(refused))
             return errors.of_unserved(refused).response(told)
         except Unserved as unserved:
             return errors.of_unserved(unserved).response(told)
@@ -76,16 +77,17 @@ class Entrance:
             raise unknown_model(model)
         return offer
 
-    def _context(self, request: Request) -> Context:
+    def _context(self, request: Request, tenant: TenantId) -> Context:
         """What the headers say. Errors: BadRequest."""
-        headers.authenticate(request, self._keys)
         return Context(
             request=RequestId(request.state.recorded),
-            tenant=TENANT,
+            tenant=tenant,
             arrived_ns=self._clock.monotonic_ns(),
             slo_us=headers.slo_us(request),
             traceparent=headers.traceparent(request),
             client_digest=request.state.client_digest,
+            hard_slo=headers.hard_slo(request),
+            priority=headers.priority(request),
         )
 
 

@@ -42,6 +42,8 @@ _OF_REASON: Mapping[EndReason, tuple[int, str]] = {
     "too-long": (400, "context_length_exceeded"),
     "no-worker": (503, "no_worker"),
     "overloaded": (429, "rate_limit_exceeded"),
+    "rate-limited": (429, "rate_limit_exceeded"),
+    "slo": (503, "slo_unattainable"),
     "shutdown": (503, "shutting_down"),
     "attempts-exhausted": (503, "attempts_exhausted"),
     "lost-stream": (504, "timeout"),

@@ -1,15 +1,16 @@
-"""What a request says besides its body: its id, its SLO, its trace, its key. All bounded, none trusted."""
+"""What a request says besides its body: its id, its SLO and priority, its trace, its key and tenant. All bounded, none
+trusted."""
 
-import hmac
 import re
-from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.router import errors
+from services.router.keys import DEFAULT, TENANT, Keys
 from services.router.openai import BadRequest
-from shared.contracts.ids import client_digest
+from shared.contracts.ids import TenantId, client_digest
+from shared.model.tenants import OTHERS, PRIORITY_MAX
 from shared.runtime.clock import Ids
 
 HEADER_BYTES_MAX = 32 * 1024
@@ -48,14 +49,50 @@ class RequestHeaders:
         await self._app(scope, receive, send)
 
 
-def authenticate(request: Request, keys: Sequence[bytes]) -> None:
-    """Errors: BadRequest (401). Without keys nobody is asked."""
-    if not keys:
-        return
+def tenant(request: Request, keys: Keys) -> TenantId:
+    """Whose request it is: by its key; by name, where no keys are asked or the key is a gateway's.
+
+    Errors: BadRequest (401, 403).
+    """
+    owner = _owner(request, keys) if keys else OTHERS
+    named = request.headers.get("x-vertumnus-tenant")
+    if named is not None and not TENANT.fullmatch(named):
+        message = "x-vertumnus-tenant: 1-64 letters, digits or any of '_.@-' are needed"
+        raise BadRequest(message, None, "invalid_header")
+    if owner == OTHERS:
+        return TenantId(named or DEFAULT)
+    if named not in (None, owner):
+        raise BadRequest(f"x-vertumnus-tenant: the key is not {named}'s", None, "wrong_tenant", status=403)
+    return owner
+
+
+def _owner(request: Request, keys: Keys) -> TenantId:
+    """Errors: BadRequest (401)."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    given = key.strip().encode()
-    if scheme.lower() != "bearer" or not any(hmac.compare_digest(given, known) for known in keys):
+    owner = keys.tenant(key.strip().encode()) if scheme.lower() == "bearer" else None
+    if owner is None:
         raise BadRequest("a known API key is needed as bearer token", None, "invalid_api_key", status=401)
+    return owner
+
+
+def hard_slo(request: Request) -> bool | None:
+    """Whether what would be late is refused; None if the request does not say. Errors: BadRequest."""
+    match request.headers.get("x-vertumnus-slo"):
+        case None:
+            return None
+        case "hard" | "soft" as given:
+            return given == "hard"
+        case _:
+            raise BadRequest("x-vertumnus-slo: hard or soft is needed", None, "invalid_header")
+
+
+def priority(request: Request) -> int:
+    """How urgent it is among its tenant's own, as far as the tenant may say so. Errors: BadRequest."""
+    given = request.headers.get("x-vertumnus-priority", "0")
+    if not re.fullmatch(f"[0-{PRIORITY_MAX}]", given):
+        message = f"x-vertumnus-priority: a whole number from 0 to {PRIORITY_MAX} is needed"
+        raise BadRequest(message, None, "invalid_header")
+    return int(given)
 
 
 def slo_us(request: Request) -> int | None:

@@ -1,6 +1,7 @@
 """What `vertumnus` adds to the paper's rule: how a request would really fare at each worker (ADR 0021).
 
-1.  β = 1 / (1 - ρ), the price of a delay to whoever comes next, with ρ the load of the last ten seconds, up to 10.
+1.  β = 1 / (1 - ρ), the price of a delay to whoever comes next, with ρ the load of the last ten seconds, up to 10. Not where
+    tenants share the pool: a flood that waits at the routers delays nobody, and its load is no price for others (ADR 0028).
 2.  Blocks that a worker will have computed for a request before this one are reusable there; the request then comes after that
     one, even if it is shorter.
 3.  Blocks that another worker holds can be read from it, for 5 ms and their bytes over the bandwidth of its node, which
@@ -39,7 +40,8 @@ def weights(parameters: Parameters, load_ppm: int = 0) -> Weights:
         return Weights("least-work", parameters.beta, parameters.lam)
     if parameters.placement_policy == "paper":
         return Weights("paper", parameters.beta, parameters.lam)
-    beta = PPM / (PPM - min(load_ppm, LOAD_PPM_MAX)) if parameters.adaptive_beta else parameters.beta
+    follows_load = parameters.adaptive_beta and not parameters.shared
+    beta = PPM / (PPM - min(load_ppm, LOAD_PPM_MAX)) if follows_load else parameters.beta
     return Weights("vertumnus", beta, parameters.lam_vertumnus)
 
 

@@ -34,12 +34,15 @@ TOO_LONG, HUNG, FULL, REFUSED = map(REASONS.index, ("too-long", "hung", "full", 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be placed. `refused_by` had the request before: they are asked again only when nobody else is left."""
+    """What is to be placed. `refused_by` had the request before: they are asked again only when nobody else is left. Whoever
+    is predicted to need longer than `within_us` is left out, and under `idle_only` whoever has something to do."""
 
     prompt_tokens: int
     chain: Sequence[BlockId]
     now_ns: int
     refused_by: Collection[WorkerId] = ()
+    within_us: int | None = None
+    idle_only: bool = False
 
 
 class Able(NamedTuple):

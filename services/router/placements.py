@@ -19,11 +19,11 @@ import structlog
 from services.router import decider
 from services.router.calls import NotReceived, Slot
 from services.router.decider import Arrival
-from services.router.dispatch import Dispatcher, rejection
+from services.router.dispatch import Dispatcher
 from services.router.metrics import RouterMetrics
 from services.router.openai import BadRequest, as_sent
 from services.router.settings import RouterSettings
-from services.router.wiring import Placed
+from services.router.wiring import Placed, rejection
 from shared.contracts.codec import BadEvent
 from shared.contracts.envelope import EventData
 from shared.contracts.events import (

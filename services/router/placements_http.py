@@ -196,20 +196,19 @@ class PlacementApi:
         return self._asked(context, offer, Prompt(order.prompt_tokens, order.max_tokens, order.chain))
 
     def _asked(self, context: Context, offer: Offer, prompt: Prompt) -> Arrival:
-        slo_us = context.slo_us
-        if slo_us is None:
-            slo_us = self._dispatcher.state.coefficients.slo_us(prompt.tokens)
         return Arrival(
             request=context.request,
             tenant=context.tenant,
             model=offer.model,
             prompt_tokens=prompt.tokens,
             max_tokens=prompt.max_tokens,
-            slo_us=slo_us,
+            slo_us=context.slo_us,
             stream=False,
             chain=prompt.chain,
             client_digest=context.client_digest,
             placed_only=True,
+            hard_slo=context.hard_slo,
+            priority=context.priority,
         )
 
     def _told(self, placed: Placed) -> dict[str, Any]:

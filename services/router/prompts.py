@@ -32,6 +32,8 @@ class Context(NamedTuple):
     slo_us: int | None
     traceparent: str | None
     client_digest: str | None
+    hard_slo: bool | None = None
+    priority: int = 0
 
 
 class Prompts:
@@ -68,6 +70,8 @@ class Prompts:
             slo_us=context.slo_us,
             traceparent=context.traceparent,
             client_digest=context.client_digest,
+            hard_slo=context.hard_slo,
+            priority=context.priority,
         )
 
     async def chain(self, tokens: Tokens, offer: Offer, tenant: TenantId) -> tuple[BlockId, ...]:

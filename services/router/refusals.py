@@ -9,10 +9,14 @@ import structlog
 from services.router.metrics import RouterMetrics
 from shared.contracts.events import RequestsRefused
 from shared.contracts.ids import TenantId
+from shared.model.tenants import OTHERS
 from shared.runtime.clock import Clock
 from shared.runtime.outbox import Outbox, OutboxFull
 
 TELL_EVERY_S = 1.0
+
+TOLD_MAX = 64
+"""Tenants and reasons that are told apart in one second."""
 
 RefusalReason = Literal[
     "invalid", "unauthorized", "unknown-model", "too-large", "too-long", "overloaded", "no-worker", "shutdown"
@@ -41,6 +45,8 @@ class Refusals:
 
     def count(self, tenant: TenantId, reason: RefusalReason) -> None:
         self._metrics.refused.labels(reason).inc()
+        if len(self._counts) >= TOLD_MAX and (tenant, reason) not in self._counts:
+            tenant = OTHERS  # names may be made up
         self._counts[tenant, reason] += 1
 
     async def _tell_forever(self) -> None:

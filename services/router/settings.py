@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import DirectoryPath, Field, FilePath, field_validator
 
+from services.router.keys import NO_KEYS, Keys, read_keys
 from shared.model.cost import Coefficients, CoefficientsName, load_coefficients
 from shared.runtime.settings import SecretFile, ServiceSettings
 
@@ -23,7 +24,8 @@ class RouterSettings(ServiceSettings):
     )
     speedup: float = Field(default=1.0, gt=0, le=1_000, description="of a modelled pool, as its workers are set")
     api_key_file: SecretFile | None = Field(
-        default=None, description="API keys, one a line; without one no key is asked"
+        default=None,
+        description="API keys, one a line: KEY, TENANT KEY or TENANT sha256:DIGEST; without the file no key is asked",
     )
 
     open_requests_max: int = Field(default=1_024, ge=1, le=100_000)
@@ -70,8 +72,16 @@ class RouterSettings(ServiceSettings):
         """The set that decisions begin with."""
         return load_coefficients(self.coefficients).scaled(1 / self.speedup)
 
-    def api_keys(self) -> tuple[bytes, ...]:
+    @field_validator("api_key_file")
+    @classmethod
+    def _readable(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            try:
+                read_keys(path.read_bytes().splitlines())
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from None
+        return path
+
+    def api_keys(self) -> Keys:
         """The keys that are taken; none if no file is set."""
-        if self.api_key_file is None:
-            return ()
-        return tuple(line.strip() for line in self.api_key_file.read_bytes().splitlines() if line.strip())
+        return read_keys(self.api_key_file.read_bytes().splitlines()) if self.api_key_file else NO_KEYS

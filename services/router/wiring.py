@@ -4,13 +4,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.router.calls import Call
+from services.router.calls import Call, Rejected
 from services.router.claims import Claims
 from services.router.decider import Moment, State
 from services.router.metrics import RouterMetrics
 from services.router.settings import RouterSettings
 from shared.contracts.envelope import Envelope, EventData
-from shared.contracts.events import RequestAssigned, RouterRegistered
+from shared.contracts.events import LimitMet, RequestAssigned, RequestRejected, RouterRegistered
 from shared.contracts.ids import RouterId, Source
 from shared.contracts.subjects import Subjects
 from shared.runtime.appending import Origin
@@ -65,3 +65,37 @@ class Wiring:
         """Record what was decided about `call`, whose last assignment was `cause`. Errors: OutboxFull."""
         causation = cause.event.id if cause else None
         return self.outbox.record(facts, Origin(call.request, causation, call.order.traceparent))
+
+
+def rejection(rejected: RequestRejected) -> Rejected:
+    """What a client is told of it."""
+    wait_s = rejected.retry_after_s
+    match rejected.reason:
+        case "too-long":
+            return Rejected("too-long", "the prompt fits on no worker")
+        case "no-worker":
+            return Rejected("no-worker", "no worker can take the request now", wait_s)
+        case reason:
+            assert rejected.limit is not None, "whoever meets a limit is told which"
+            return Rejected(reason, _told(rejected.limit), wait_s)
+
+
+def _told(met: LimitMet) -> str:
+    """A limit in words; who else uses the pool, and how much of it, is nobody's business."""
+    allowed, added = f"{met.allowed:,}", f"{met.added:,}"
+    match met.name:
+        case "requests":
+            return f"{allowed} open requests are allowed at one time"
+        case "tokens-per-minute":
+            return f"{allowed} prompt tokens a minute are allowed, and this prompt has {added}"
+        case "queued-tokens":
+            return f"{allowed} prompt tokens may wait at one time, and this prompt has {added}"
+        case "share-us":
+            return "the share of the workers is used up"
+        case "ttft-us":
+            return (
+                f"the first token is predicted after {(met.used + met.added) / 1e3:,.0f} ms, "
+                f"beyond the hard objective of {met.allowed / 1e3:,.0f} ms"
+            )
+        case "held-us":
+            return f"the request has waited {met.used / 1e6:.0f} s for a share of the workers"

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.contracts.envelope import Stored
 from shared.contracts.events import Frozen, ParametersChanged, Thawed
+from shared.model.tenants import Tenants, twice
 
 PERSISTENCE_MAX = 20
 """Windows that a signal may have to last, and so how many of their demands are kept."""
@@ -55,6 +56,15 @@ class Parameters(BaseModel):
         description="least predicted work first, packed and in chunks; or by arrival and one whole prompt at a time (paper)",
     )
     attempts_max: int = Field(default=4, ge=1, le=20)
+
+    tenants: Tenants = Field(default=(), description="limits and weights, as JSON: an object of entries by tenant")
+    queued_tokens_max: int = Field(
+        default=0, ge=0, le=10**12, description="of all prompts without their first token; 0 for no limit"
+    )
+    share_s: float = Field(
+        default=2.0, ge=0, le=60, description="work for this long on all workers is what tenants have parts of"
+    )
+    held_s_max: float = Field(default=30.0, gt=0, le=600, description="a request waits no longer for its tenant's turn")
 
     window_s: int = Field(default=20, ge=1, le=3600, description="H, length of an observation window")
     long_tokens: int = Field(default=32_768, ge=1, description="a prompt above this is long (paper: 32K)")
@@ -110,6 +120,17 @@ class Parameters(BaseModel):
     def _reclaim_below_intra(self) -> Self:
         if self.theta_reclaim >= self.theta_intra:
             raise ValueError(f"theta_reclaim: {self.theta_reclaim} must be below theta_intra ({self.theta_intra})")
+        return self
+
+    @property
+    def shared(self) -> bool:
+        """Whether tenants share the workers."""
+        return len(self.tenants) > 1
+
+    @model_validator(mode="after")
+    def _each_tenant_once(self) -> Self:
+        if (tenant := twice(self.tenants)) is not None:
+            raise ValueError(f"tenants: {tenant!r} has two entries")
         return self
 
     @model_validator(mode="after")

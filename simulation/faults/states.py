@@ -14,6 +14,7 @@ def check_states(scene: Scene) -> None:
         state.loads.check()
         state.holders.check()
         state.board.check(state.pool, state.loads, state.calibration)
+        state.usage.check(state.loads)
     for _, manager in scene.hosted(cachemgr.Hosted):
         manager.state.holders.check()
         manager.state.trie.check(manager.state.holders)

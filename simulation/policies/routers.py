@@ -3,12 +3,12 @@
 A router decides on its own view of the log: it knows its own events at once and those of others when they have come.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from services.router import decider, stealing
-from services.router.decider import Arrival, Moment
+from services.router import decider, stealing, turns
+from services.router.decider import Arrival, Moment, State
 from services.router.handshake import ABORT_REASON, REDIRECT_REASON
 from services.worker.decider import Prefilled
 from services.worker.job import Job
@@ -22,11 +22,12 @@ from shared.contracts.events import (
     RequestAssigned,
     RequestCompleted,
     RequestFailed,
+    RequestHeld,
     RequestReceived,
     RequestRejected,
     RouterRegistered,
 )
-from shared.contracts.ids import BlockId, NodeId, RequestId, TenantId, node_of
+from shared.contracts.ids import BlockId, NodeId, RequestId, Source, TenantId, node_of
 from simulation.policies.agenda import Agenda
 from simulation.policies.deciding import Router, routers_of
 from simulation.policies.journal import Journal
@@ -35,8 +36,7 @@ from simulation.policies.setup import Setup
 from simulation.policies.steps import Effects
 
 NO_WORKER_WAIT_S = 5.0
-"""As long as a router waits by default."""
-
+"""As a router waits by default."""
 TENANT, MODEL = TenantId("simulated"), "simulated"
 _GREEDY = SamplingSpec(temperature=0)
 
@@ -48,10 +48,13 @@ class Asked(NamedTuple):
     prompt_tokens: int
     chain: tuple[BlockId, ...]
     slo_us: int | None = None
+    tenant: TenantId = TENANT
+    hard_slo: bool | None = None
+    priority: int = 0
 
 
 class Ended(NamedTuple):
-    """How a request ended: with a first token, or why not."""
+    """How a request ended: with a first token, or without one."""
 
     asked: Asked
     slo_us: int
@@ -115,13 +118,15 @@ class Routers:
         self._open[request] = _Open(router, asked, slo_us, b"".join(asked.chain))
         arrival = Arrival(
             request=request,
-            tenant=TENANT,
+            tenant=asked.tenant,
             model=MODEL,
             prompt_tokens=asked.prompt_tokens,
             max_tokens=1,
             slo_us=slo_us,
             stream=False,
             chain=asked.chain,
+            hard_slo=asked.hard_slo,
+            priority=asked.priority,
         )
         if not self._receive(arrival, last_try=False):
             self._wait(
@@ -131,17 +136,19 @@ class Routers:
     def _receive(self, arrival: Arrival, last_try: bool = False) -> bool:
         router = self._open[arrival.request].router
         facts = router.deciding.receive(router.view.look(), arrival, self._moment(router))
+        if isinstance(facts[-1], RequestRejected) and facts[-1].reason == "no-worker" and not last_try:
+            return False
+        self._journal.say(router.source, facts)
         match facts[-1]:
-            case RequestRejected(reason="no-worker") if not last_try:
-                return False
             case RequestAssigned() as assigned:
-                self._journal.say(router.source, facts)
                 self._give(assigned)
             case RequestReceived():
-                self._journal.say(router.source, facts)
                 self._held[arrival.request] = None
+            case RequestHeld():
+                self._take_turns()
+                held_s_max = router.view.look().parameters.held_s_max
+                self._agenda.after(held_s_max, partial(self._settle, router, turns.overdue))
             case _:
-                self._journal.say(router.source, facts)
                 self._close(arrival.request, None)
         return True
 
@@ -197,6 +204,7 @@ class Routers:
         self._journal.say(router.source, decider.end(router.view.look(), completed))
         self._close(request, completed)
         self._serve_held()
+        self._take_turns()
         self._rebalance()
 
     def _aborted(self, job: Job, reason: AbortReason) -> None:
@@ -255,6 +263,19 @@ class Routers:
             if not self._place_again(request):
                 break
             del self._held[request]
+
+    def _take_turns(self) -> None:
+        for router in self.routers:
+            while self._settle(router, turns.next_turn):
+                pass
+
+    def _settle(self, router: Router, decide: Callable[[State, Source, Moment], Sequence[turns.Turn]]) -> bool:
+        """As a router's waiting room: do what is decided of those who wait there."""
+        decided = decide(router.view.look(), router.source, self._moment(router))
+        for each in decided:
+            self._journal.say(router.source, [each])
+            self._give(each) if isinstance(each, RequestAssigned) else self._close(each.request, None)
+        return bool(decided)
 
     def _wait(self, request: RequestId, try_again: Callable[[], bool], decide_last: Callable[[], object]) -> None:
         self._waiting[request] = try_again

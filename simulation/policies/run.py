@@ -72,6 +72,7 @@ class Simulation:
             state.loads.check()
             state.holders.check()
             state.board.check(state.pool, state.loads, state.calibration)
+            state.usage.check(state.loads)
             if not self.routers.open_requests:
                 assert not state.loads.of_worker, "a reservation has outlived its request"
         for node in self.nodes.values():

@@ -59,6 +59,8 @@ class Setup:
             raise ValueError(f"gpus: {self.gpus} is outside [1, {GPUS_MAX}]")
         if self.rule is not None and self.rule not in RULES:
             raise ValueError(f"rule: {self.rule!r} is not one of {sorted(RULES)}")
+        if self.rule is not None and "tenants" in self.parameters:
+            raise ValueError("tenants: they share by the router's own policies, not under a rule of another system")
         if self.routers < 1:
             raise ValueError(f"routers: {self.routers} is below 1")
 

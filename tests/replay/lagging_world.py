@@ -13,6 +13,7 @@ from services.controller import decider as controller
 from services.controller import epochs
 from services.controller.capacity import Capacity
 from services.router import decider as router
+from services.router import turns
 from shared.contracts.codec import decode, encode
 from shared.contracts.envelope import Envelope, EventData, Stored, UnknownEvent
 from shared.contracts.events import (
@@ -26,7 +27,9 @@ from shared.contracts.events import (
     RequestAssigned,
     RequestCancelled,
     RequestCompleted,
+    RequestHeld,
     RequestReceived,
+    RequestRejected,
     RouterRegistered,
 )
 from shared.contracts.ids import BlockId, NodeId, RequestId, RouterId, Source, TenantId, WorkerId, node_of
@@ -37,6 +40,15 @@ COST = Coefficients(version="toy", d=1e-3, a=1e-5, b=1e-6, c=4e-5, alpha=1e-9, g
 BLOCK_TOKENS = 100
 COMPOSITION = (1, 1, 2, 4)
 NODES = ("n0", "n1")
+SHARING = {
+    "tenants": {
+        "few": {"weight": 3, "priority_max": 9, "queued_tokens_max": 15_000},
+        "many": {"tokens_per_minute": 90_000, "requests_max": 40, "slo_ms": 900},
+    },
+    "share_s": 0.1,
+    "held_s_max": 8,
+    "queued_tokens_max": 75_000,
+}
 START_NS = 1_800_000_000 * 10**9
 
 
@@ -51,9 +63,9 @@ class Process:
 
 
 class World:
-    """`log` is what was stored."""
+    """`log` is what was stored. With `tenants`, two of them share the pool under limits, and one asks for most."""
 
-    def __init__(self, seed: int, routers: int = 3, policy: str = "paper") -> None:
+    def __init__(self, seed: int, routers: int = 3, policy: str = "paper", *, tenants: bool = False) -> None:
         self.chance = random.Random(seed)
         self.log: list[Stored] = []
         self.now_ns = START_NS
@@ -71,7 +83,12 @@ class World:
         self._jobs: dict[str, list[RequestAssigned]] = {name: [] for name in NODES}
         self._running: list[RequestAssigned] = []
         self._open: dict[RequestId, Process] = {}
+        self._tenants = tenants
         self._begin()
+        if tenants:
+            self.commit(
+                self.controller, controller.change_parameters(self.controller.state, SHARING, controller.Asker("a", ""))
+            )
         if policy != "paper":
             changes = {"placement_policy": policy}
             asker = controller.Asker("ann", "")
@@ -180,6 +197,7 @@ class World:
         happenings = (
             (self._lag, 8), (self._arrive, 6), (self._flush, 6), (self._start, 5), (self._finish, 5), (self._redirect, 1),
             (self._cancel, 1), (self._evict, 1), (self._window, 2), (self._scan, 1), (self._settle, 1), (self._operator, 2),
+            (self._take_turns, 8 if self._tenants else 0), (self._arrive, 12 if self._tenants else 0),
         )  # fmt: skip
         choices = [happening for happening, weight in happenings for _ in range(weight)]
         for _ in range(steps):
@@ -204,11 +222,29 @@ class World:
             RequestId(f"r{self._requests}"), TenantId("t"), "m", prompt_tokens, 5, 2_000_000, False,
             tuple(BlockId(chain[n : n + 16]) for n in range(0, len(chain), 16)),
         )  # fmt: skip
+        if self._tenants:
+            few = self._requests % 4 == 0
+            arrival = arrival._replace(
+                tenant=TenantId("few" if few else "many"), slo_us=None, hard_slo=self._requests % 3 == 0,
+                priority=self._requests % 8,
+            )  # fmt: skip
         moment = router.Moment(self.now_ns, process.seen_seq)
         facts = router.receive(process.state, arrival, moment)
         self.record(process, facts)
-        if isinstance(facts[-1], RequestAssigned):
+        if isinstance(facts[-1], (RequestAssigned, RequestHeld)):
             self._open[arrival.request] = process
+
+    def _take_turns(self) -> None:
+        process = self.chance.choice(self.routers)
+        moment = router.Moment(self.now_ns, process.seen_seq)
+        decided = [*turns.overdue(process.state, process.source, moment)]
+        self.record(process, list(decided))
+        while after := turns.next_turn(process.state, process.source, moment):
+            self.record(process, list(after))
+            decided += after
+        for each in decided:
+            if isinstance(each, RequestRejected):
+                del self._open[each.request]
 
     def _flush(self) -> None:
         process = self.chance.choice(self.routers)

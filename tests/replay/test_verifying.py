@@ -23,7 +23,9 @@ from shared.contracts.events import (
     CacheScanCompleted,
     NodeLost,
     RequestAssigned,
+    RequestHeld,
     RequestReceived,
+    RequestRejected,
     RouterRegistered,
 )
 from shared.contracts.ids import NodeId
@@ -135,6 +137,26 @@ def test_what_an_earlier_log_has_left_is_folded_before_the_next_one() -> None:
     assert found.differences == []
     assert found.checked["request-assigned"] == placed_by(world.log, heir.source)
     assert verified(world.log).differences, "what was left makes a difference"
+
+
+@pytest.mark.parametrize("policy", ["paper", "vertumnus"])
+def test_limits_shares_and_turns_come_out_again(policy: str) -> None:
+    world = World(5, policy=policy, tenants=True)
+    world.run(1_000)
+    world.lose_node("n1", 1)
+    world.kill_router()
+    world.run(500)
+    found = verified(world.log)
+    assert found.differences == []
+    assert not found.skipped
+    told = Counter(type(each.data) for each in world.log)
+    assert found.checked["request-held"] == told[RequestHeld] > 20
+    assert found.checked["request-rejected"] == told[RequestRejected]
+    met = {each.data.limit.name for each in world.log if isinstance(each.data, RequestRejected) and each.data.limit}
+    assert met >= {"requests", "tokens-per-minute", "queued-tokens", "ttft-us", "held-us"}
+    waited = {each.data.request for each in world.log if isinstance(each.data, RequestHeld)}
+    went = [each for each in world.log if isinstance(each.data, RequestAssigned) and each.data.request in waited]
+    assert len(went) > 10
 
 
 def test_a_rejection_comes_out_again() -> None:

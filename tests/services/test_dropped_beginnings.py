@@ -39,6 +39,7 @@ from shared.contracts.events import (
     ReplicationRequested,
     RequestCancelled,
     RequestFailed,
+    RequestHeld,
     RequestRedirected,
     RequestRejected,
     RequestsRefused,
@@ -102,6 +103,18 @@ def requests(story: Story) -> None:
     cut_off(story, "failed", RequestFailed(request=r("failed"), reason="engine"))
     cut_off(story, "left", RequestCancelled(request=r("left")))
     story.tell(received("refused", 7), RequestRejected(request=r("refused"), reason="too-long"), source=ROUTER)
+    held = {
+        "parameters_version": 0,
+        "seen_seq": 0,
+        "now_ns": 1,
+        "outstanding_us": 9,
+        "share_us": 8,
+        "service_us": 7,
+        "ahead": 0,
+    }
+    wait = RequestHeld(request=r("patient"), tenant=TenantId("t"), uncached_tokens=7, **held)
+    story.tell(received("patient", 7), wait, assigned("patient", OLD, 7), source=ROUTER)
+    story.tell(RequestCancelled(request=r("patient")), source=ROUTER)
     cut_off(story, "orphan")
     story.tell(RouterLost(router=RouterId("r"), source=ROUTER))
 

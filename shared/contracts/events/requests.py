@@ -11,11 +11,19 @@ from shared.contracts.ids import PackedBlockIds, RequestId, RouterId, TenantId, 
 Trust = Literal["exact", "degraded", "blind"]
 """How far a worker's projected cache is believed: all of it, only what was confirmed since a gap, nothing."""
 
-Exclusion = Literal["not-schedulable", "draining", "stale-epoch", "too-long", "full", "hung", "cordoned", "refused"]
+Exclusion = Literal[
+    "not-schedulable", "draining", "stale-epoch", "too-long", "full", "hung", "cordoned", "slo", "share", "refused"
+]
 
 RedirectReason = Literal[
     "draining", "stale-epoch", "unknown-worker", "full", "no-reply", "node-lost", "rebalanced", "claim-lost", "aborted"
 ]
+
+RejectReason = Literal["too-long", "overloaded", "slo", "rate-limited", "no-worker"]
+
+LimitName = Literal["requests", "tokens-per-minute", "queued-tokens", "share-us", "ttft-us", "held-us"]
+"""Open requests; prompt tokens assigned in a minute; prompt tokens of requests without a prefill; predicted work on workers;
+predicted time to first token; time waited at the router."""
 
 Finish = Literal["stop", "length"]
 """How a whole answer ended: at a stop token or string, or at its limit of tokens."""
@@ -44,6 +52,7 @@ class RequestReceived(EventData):
     and then the ids in `block_ids`, 16 bytes each, in order. `known_blocks` 0 means the whole chain is in `block_ids`.
     `client_digest` finds a request by the id its client gave it (`x-request-id`), which is not itself recorded.
     `placed_only` says that another gateway asked where it should go, forwards it there itself, and reports its end.
+    A `hard_slo` is refused rather than missed; of one tenant's requests that wait, those of the highest `priority` go first.
     """
 
     request: RequestId
@@ -52,6 +61,8 @@ class RequestReceived(EventData):
     prompt_tokens: int = Field(ge=1)
     max_tokens: int = Field(ge=1)
     slo_us: int = Field(ge=0)
+    hard_slo: bool = False
+    priority: int = 0
     stream: bool
     client_digest: str | None = None
     placed_only: bool = False
@@ -145,19 +156,60 @@ class RequestRedirected(EventData):
     reason: RedirectReason
 
 
-@event("request-rejected", channel=Channel.REQUESTS, senders=("router",))
-class RequestRejected(EventData):
-    """The request ended without having been served, by decision."""
+@event("request-held", channel=Channel.REQUESTS, senders=("router",))
+class RequestHeld(EventData):
+    """The request waits at its router: its tenant has its share of the workers. It goes on with `request-assigned`, or ends.
+
+    `outstanding_us` is the predicted work of the tenant that workers have from all routers, of `share_us` that it may have
+    there; the request would add `service_us` and compute `uncached_tokens`. `ahead` of the tenant's wait at routers already.
+    """
 
     request: RequestId
-    reason: Literal["too-long", "overloaded", "slo", "rate-limited", "no-worker"]
+    tenant: TenantId
+    priority: int = 0
+    outstanding_us: int
+    share_us: int
+    service_us: int
+    uncached_tokens: int
+    hard_slo_us: int | None = None
+    ahead: int
+    parameters_version: int
+    seen_seq: int
+    now_ns: int
+
+
+class LimitMet(BaseModel):
+    """A limit that a request met: of `allowed`, `used` were taken and the request would have `added` its own. `scope` is the
+    tenant's name, or the pool's; units follow from `name`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: LimitName
+    scope: str
+    allowed: int
+    used: int
+    added: int
+
+
+@event("request-rejected", channel=Channel.REQUESTS, senders=("router",))
+class RequestRejected(EventData):
+    """The request ended without having been served, by decision. `limit` says which limit it met, if that was the reason."""
+
+    request: RequestId
+    reason: RejectReason
     retry_after_s: int | None = None
+    limit: LimitMet | None = None
+    parameters_version: int | None = None
+    seen_seq: int | None = None
+    now_ns: int | None = None
 
 
 @event("request-completed", channel=Channel.REQUESTS, senders=("router",))
 class RequestCompleted(EventData):
-    """The request ended well. TTFT = queue + fetch + prefill + hand-off, measured at the router from arrival; `handoff_us` is
-    what is left of it after the parts the agent measured. `tpot_us` is the mean time per token after the first."""
+    """The request ended well. TTFT = held + queue + fetch + prefill + hand-off, measured at the router from arrival;
+    `held_us` was waited at the router, `handoff_us` is what is left of it after the parts the agent measured. `tpot_us` is the
+    mean time per token after the first."""
 
     request: RequestId
     worker: WorkerId
@@ -170,6 +222,7 @@ class RequestCompleted(EventData):
     output_tokens: int
     cached_tokens: int
     finish: Finish
+    held_us: int = 0
 
 
 @event("request-failed", channel=Channel.REQUESTS, senders=("router",))

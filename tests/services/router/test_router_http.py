@@ -18,10 +18,18 @@ from services.router import bodies
 from services.router.settings import RouterSettings
 from services.router.tokenizer import ModelText
 from shared.contracts.commands import Assign
-from shared.contracts.events import RequestAssigned, RequestCompleted, RequestReceived, RequestsRefused
+from shared.contracts.events import (
+    CalibrationUpdated,
+    ParametersChanged,
+    RequestAssigned,
+    RequestCompleted,
+    RequestReceived,
+    RequestsRefused,
+)
 from tests.support.replica import eventually
 
 PROMPT = [11, 12, 13]
+SLOW = {"version": "slow", "d": 1.0, "a": 0.0, "b": 0.0, "c": 0.0, "alpha": 0.0}
 BODY = {"model": "toy", "prompt": PROMPT, "max_tokens": 4}
 
 
@@ -54,9 +62,64 @@ class TestKeys:
             assert answer.status_code == 200
 
 
+class TestTenants:
+    async def test_a_key_names_its_tenant_and_a_gateways_key_any(self, tmp_path: Path) -> None:
+        file = tmp_path / "keys"
+        file.write_text("acme s3cret\n* gateway\n")
+        async with served(tmp_path, api_key_file=file) as (router, client):
+            statuses = []
+            for key, named in (
+                ("s3cret", None),
+                ("s3cret", "acme"),
+                ("s3cret", "corp"),
+                ("gateway", "corp"),
+                ("gateway", None),
+            ):
+                headers = {"authorization": f"Bearer {key}"} | ({"x-vertumnus-tenant": named} if named else {})
+                statuses.append((await client.post("/v1/completions", json=BODY, headers=headers)).status_code)
+            assert statuses == [200, 200, 403, 200, 200]
+            assert [each.tenant for each in router.told(RequestReceived)] == ["acme", "acme", "corp", "default"]
+            chains = {each.tenant: each.block_ids for each in router.told(RequestReceived)}
+            assert len(chains) == 3
+
+    async def test_a_limit_is_told_with_a_time(self, tmp_path: Path) -> None:
+        async with served(tmp_path) as (router, client):
+            changes = {"tenants": {"acme": {"tokens_per_minute": 4}}}
+            told = ParametersChanged(parameters_version=1, changes=changes, asked_by="t")
+            await router.tell(told, sender="controller", source="controller")
+            headers = {"x-vertumnus-tenant": "acme"}
+            first, second = [await client.post("/v1/completions", json=BODY, headers=headers) for _ in range(2)]
+            other = await client.post("/v1/completions", json=BODY)
+            assert (first.status_code, second.status_code, other.status_code) == (200, 429, 200)
+            error = second.json()["error"]
+            assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+            assert "4 prompt tokens a minute" in error["message"]
+            assert 55 <= int(second.headers["retry-after"]) <= 60
+
+    async def test_a_hard_objective_that_cannot_be_met(self, tmp_path: Path) -> None:
+        async with served(tmp_path) as (router, client):
+            slow = CalibrationUpdated(coefficients=SLOW, samples=1, error_before=1, error_after=0)
+            await router.tell(slow, sender="controller", source="controller")
+            headers = {"x-vertumnus-slo": "hard", "x-vertumnus-ttft-slo-ms": "900"}
+            answer = await client.post("/v1/completions", json=BODY, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "slo_unattainable")
+            assert "1,000 ms" in answer.json()["error"]["message"]
+
+    @pytest.mark.parametrize(
+        ("header", "value"),
+        [("x-vertumnus-slo", "maybe"), ("x-vertumnus-priority", "10"), ("x-vertumnus-tenant", "a b")],
+    )
+    async def test_a_malformed_header_is_named(self, tmp_path: Path, header: str, value: str) -> None:
+        async with served(tmp_path) as (_, client):
+            answer = await client.post("/v1/completions", json=BODY, headers={header: value})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_header")
+            assert header in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("field", "content", "message"),
     [
+        ("api_key_file", b"a b c", "line 1 has 3 words"),
         ("block_key_file", b"k" * 31, "31 bytes; at least 32"),
         ("api_key_file", b"\n", "holds no key"),
         ("coefficients", b"unknown", "is not one of"),
