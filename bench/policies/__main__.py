@@ -11,6 +11,7 @@ from bench.policies import caching as caching_bench
 from bench.policies import routing as routing_bench
 from bench.policies import scale as scale_bench
 from bench.policies import sensitivity as sensitivity_bench
+from bench.policies import tenants as tenants_bench
 from bench.policies.workloads import source
 from cli.simulating.asking import parse_nodes
 from shared.model.cost import load_coefficients
@@ -75,6 +76,17 @@ def adapting(policy: Policy = "paper", load: Annotated[str, typer.Option(help="p
              jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1, out: Out = None) -> None:  # fmt: skip
     """Fixed compositions and policies that change them, under phases or over a day (the paper's Figure 13)."""
     adapting_bench.adapting(policy_of(policy), SETUP, load, seeds, shrink, jobs, out)
+
+
+@app.command()
+def tenants(policy: Annotated[list[str], typer.Option()] = ["paper", "vertumnus"],  # noqa: B006  (never changed)
+            other: Annotated[float, typer.Option(help="requests/s of the other tenant")] = 2,
+            before: Annotated[float, typer.Option(help="requests/s of the flooding one")] = 6,
+            during: Annotated[float, typer.Option(help="… in its flood")] = 30,
+            seconds: float = 120, seeds: Annotated[int, typer.Option(min=1)] = 4, out: Out = None) -> None:  # fmt: skip
+    """What one tenant's flood does to another tenant, with and without shares of the workers."""
+    policies = [policy_of(name) for name in policy]
+    tenants_bench.tenants(policies, SETUP, (other, before, during), seconds, seeds, out)
 
 
 @app.command()

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from services.router.tools import NAME_CHARS_MAX, TOOLS_MAX, Tool, ToolCall, arguments
+
 MESSAGES_MAX = 2_048
 STOPS_MAX = 4
 STOP_CHARS_MAX = 256
@@ -91,13 +93,35 @@ def _prompt(given: Any) -> Any:
 
 
 class Message(BaseModel):
-    """One turn of a conversation."""
+    """One turn of a conversation. An assistant's may be calls alone; a tool's is the answer to one."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content)]
-    name: str | None = Field(default=None, max_length=64)
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_content)] = None
+    name: str | None = Field(default=None, max_length=NAME_CHARS_MAX)
+    tool_calls: list[ToolCall] | None = Field(default=None, max_length=TOOLS_MAX)
+    tool_call_id: str | None = Field(default=None, max_length=128)
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content: a text is needed, or tool_calls")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls: only an assistant's turn has them")
+        if (self.tool_call_id is None) == (self.role == "tool"):
+            raise ValueError("tool_call_id: a tool's turn has one, and no other has")
+        return self
+
+    def turn(self) -> dict[str, Any]:
+        """As a template takes it. Templates know `developer` by its old name, and want the arguments of a call as an object."""
+        told = self.model_dump(exclude_none=True)
+        told.setdefault("content", "")
+        if self.role == "developer":
+            told["role"] = "system"
+        for call in told.get("tool_calls", ()):
+            call["function"]["arguments"] = arguments(call["function"]["arguments"])
+        return told
 
 
 class StreamOptions(BaseModel):
@@ -155,7 +179,10 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(default=None, ge=1, le=OUTPUT_TOKENS_MAX)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    tools: Annotated[list[Any] | None, BeforeValidator(Neutral([]))] = None
+    tools: list[Tool] | None = Field(default=None, max_length=TOOLS_MAX)
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: Annotated[bool | None, BeforeValidator(Neutral(True))] = None
+    store: Annotated[bool | None, BeforeValidator(Neutral(False))] = None
     response_format: Annotated[dict[str, str] | None, BeforeValidator(Neutral({"type": "text"}))] = None
 
     @model_validator(mode="after")
@@ -173,13 +200,15 @@ class ChatRequest(GenerationRequest):
         """How many alternatives per token are told; None for no log-probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def turns(self) -> list[dict[str, str]]:
-        """The messages as a template takes them. Templates know `developer` by its old name."""
-        return [
-            {"role": "system" if each.role == "developer" else each.role, "content": each.content}
-            | ({"name": each.name} if each.name is not None else {})
-            for each in self.messages
-        ]
+    def turns(self) -> list[dict[str, Any]]:
+        """The messages as a template takes them."""
+        return [each.turn() for each in self.messages]
+
+    def told_tools(self) -> list[dict[str, Any]]:
+        """The tools as a template takes them, none if the model is not to call any."""
+        if self.tool_choice == "none":
+            return []
+        return [each.model_dump(exclude_none=True) for each in self.tools or ()]
 
 
 class CompletionRequest(GenerationRequest):

@@ -115,7 +115,10 @@ class Prompts:
             assert isinstance(asked.prompt, str), "a prompt is ids or text"
             tokens = self._text.encode(asked.prompt, limit)
         elif self._text.has_chat:
-            tokens = self._text.encode_chat(asked.turns(), limit)
+            tools = asked.told_tools()
+            if tools and not self._text.has_tools:
+                raise BadRequest("the model's chat template knows no tools", "tools", "unsupported_value")
+            tokens = self._text.encode_chat(asked.turns(), limit, tools)
         else:
             raise BadRequest("the model has no chat template: use /v1/completions", "messages", "unsupported_value")
         if not len(tokens):

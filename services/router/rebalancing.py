@@ -1,6 +1,7 @@
 """When a worker has nothing to do, one of this router's queued requests is told to go there, if that is worth it."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from services.router import stealing
 from services.router.calls import Call
@@ -11,6 +12,17 @@ from shared.contracts.events import PrefillAborted, PrefillCompleted
 from shared.contracts.ids import RequestId, WorkerId
 from shared.model.pool import Worker
 
+ANSWERS = 2
+"""A move takes two: the old worker's and the idle one's."""
+
+
+class _Move(NamedTuple):
+    """A request that was asked to go to an idle worker, which is kept for it until this monotonic time: if an answer was lost,
+    the request may wait where it is for long, and the worker is free for others."""
+
+    request: RequestId
+    until_ns: int
+
 
 class Rebalancer:
     """Asks each attempt once, and for one idle worker one at a time. `calls` are the process's open ones."""
@@ -19,7 +31,7 @@ class Rebalancer:
         self._wiring = wiring
         self._calls = calls
         self._asked: dict[RequestId, int] = {}
-        self._for: dict[WorkerId, RequestId] = {}
+        self._for: dict[WorkerId, _Move] = {}
 
     def hear(self, stored: Stored) -> None:
         """An event that has been folded."""
@@ -43,7 +55,9 @@ class Rebalancer:
         moment = self._wiring.moment()
         move = stealing.best_move(self._wiring.state, self._wiring.source, idle, moment.now_ns, self._asked)
         if move is not None and (call := self._calls.get(move.request)) is not None:
-            self._asked[move.request], self._for[idle.id] = move.attempt, move.request
+            answered_s = ANSWERS * self._wiring.settings.ack_timeout_s
+            until_ns = self._wiring.clock.monotonic_ns() + round(answered_s * 1e9)
+            self._asked[move.request], self._for[idle.id] = move.attempt, _Move(move.request, until_ns)
             call.inbox.put(Leave(move.attempt))
 
     def _forget(self) -> None:
@@ -53,4 +67,7 @@ class Rebalancer:
             waits = opened is not None and opened.assignment is not None and not opened.assignment.started
             if not waits or opened is None or opened.attempt != attempt:
                 del self._asked[request]
-        self._for = {worker: request for worker, request in self._for.items() if request in self._asked}
+        now_ns = self._wiring.clock.monotonic_ns()
+        self._for = {
+            worker: move for worker, move in self._for.items() if move.request in self._asked and now_ns < move.until_ns
+        }

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 import jinja2
 import numpy as np
+from jinja2 import meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer, decoders
 
@@ -86,21 +87,32 @@ class ModelText:
         self._special = {
             name: text for name in ("bos_token", "eos_token") if (text := _token_text(settings.get(name))) is not None
         }
-        self._template = _template(directory, settings)
+        source = _template_source(directory, settings)
+        self._template = _template(directory, source)
+        self._knows_tools = source is not None and "tools" in meta.find_undeclared_variables(ENVIRONMENT.parse(source))
 
     @property
     def has_chat(self) -> bool:
         return self._template is not None
 
+    @property
+    def has_tools(self) -> bool:
+        """Whether the template tells the model of tools."""
+        return self._knows_tools
+
     def encode(self, text: str, tokens_max: int) -> Tokens:
         """The text as a prompt of its own, with the model's begin token if it has one. Errors: PromptTooLong."""
         return self._encode(text, tokens_max, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], tokens_max: int) -> Tokens:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tokens_max: int, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Tokens:
         """The conversation up to where the assistant speaks. Errors: TemplateRefused, PromptTooLong."""
         assert self._template is not None, "asked only if the model has a chat template"
         try:
-            text = self._template.render(messages=messages, add_generation_prompt=True, **self._special)
+            text = self._template.render(
+                messages=messages, tools=tools or None, add_generation_prompt=True, **self._special
+            )
         except jinja2.TemplateError as error:
             raise TemplateRefused(str(error)) from error
         return self._encode(text, tokens_max, add_special_tokens=False)
@@ -178,21 +190,21 @@ def _token_text(token: object) -> str | None:
             return None
 
 
-def _template(directory: Path, settings: Mapping[str, Any]) -> jinja2.Template | None:
+def _template_source(directory: Path, settings: Mapping[str, Any]) -> str | None:
     source = settings.get("chat_template")
     file = directory / "chat_template.jinja"
     if file.is_file():
         source = file.read_text(encoding="utf-8")
     if isinstance(source, list):
         source = next((each["template"] for each in source if each["name"] == "default"), None)
+    return source
+
+
+def _template(directory: Path, source: str | None) -> jinja2.Template | None:
     if source is None:
         return None
-    # A template is part of a downloaded model: it must not reach Python, and it gets trimmed as its authors tested it.
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = _raise_exception
-    environment.filters["tojson"] = _to_json
     try:
-        return environment.from_string(source)
+        return ENVIRONMENT.from_string(source)
     except jinja2.TemplateError as error:
         raise BadModelDirectory(f"{directory}: chat template: {error}") from error
 
@@ -204,3 +216,14 @@ def _raise_exception(message: str) -> NoReturn:
 def _to_json(value: object, indent: int | None = None) -> str:
     """Plain JSON: jinja2's own filter escapes for HTML."""
     return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """A template is part of a downloaded model: it must not reach Python, and it gets trimmed as its authors tested it."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = _raise_exception
+    environment.filters["tojson"] = _to_json
+    return environment
+
+
+ENVIRONMENT = _environment()

@@ -47,3 +47,12 @@ def test_a_larger_pool_has_more_workers_and_more_load() -> None:
     cost = measured(80, "paper", SETUP, requests=20)
     assert (cost.gpus, cost.workers) == (80, 14)
     assert cost.decision_us > 0
+
+
+def test_tenants_are_compared_with_and_without_shares(tmp_path: Path) -> None:
+    options = ["--policy", "paper", "--seconds", "10", "--seeds", "1", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["tenants", *options])
+    assert result.exit_code == 0, result.output
+    assert "a flood from 6 to 30" in result.stdout
+    found = json.loads((tmp_path / "tenants.json").read_text())["paper"]
+    assert found["none"][0][1][-1] > found["by weight"][0][1][-1], "the other tenant's P90 in the flood"

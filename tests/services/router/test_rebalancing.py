@@ -83,13 +83,14 @@ async def test_who_has_started_stays(tmp_path: Path) -> None:
         assert not idle.assigns
 
 
-async def test_who_does_not_answer_keeps_what_it_has(tmp_path: Path) -> None:
+async def test_who_does_not_answer_keeps_what_it_has_and_the_idle_worker_is_not_kept_for_it(tmp_path: Path) -> None:
     async with front(tmp_path, SLOW, ack_timeout_s=0.1) as router:
         busy, idle = Agent(router, "n0", serve_when_told), Agent(router, "n1")
         calls = await queued(router, busy)
         busy.silent_on_release = True
         await idle.start((4,))
-        await eventually(lambda: len(busy.released) == 1)
+        await eventually(lambda: len(busy.released) == 3)
+        assert {request for request, _ in busy.released} == {call.request for call in calls}, "each is asked once"
         assert NodeId("n1") in router.state.pool.alive
         for start in list(busy.queued.values()):
             start.set()

@@ -113,6 +113,16 @@ def test_a_template_in_a_file_comes_first(directory: Path) -> None:
     assert text.encode_chat(CHAT, 100).tolist() == text.encode("z", 100).tolist()
 
 
+def test_tools_reach_a_template_that_knows_them(directory: Path) -> None:
+    template = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}{{ messages[0].content }}"
+    text = with_template(directory, template)
+    assert text.has_tools
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    assert text.encode_chat(CHAT, 100, tools).tolist() == text.encode(f"look {CHAT[0]['content']}", 100).tolist()
+    assert text.encode_chat(CHAT, 100).tolist() == text.encode(CHAT[0]["content"], 100).tolist()
+    assert not with_template(directory, "{{ messages[0].content }}").has_tools
+
+
 def test_a_model_without_a_template_has_no_chat(directory: Path) -> None:
     assert ModelText(directory).has_chat
     assert not with_template(directory, None).has_chat
