@@ -204,7 +204,7 @@ class Routers:
         self._journal.say(router.source, decider.end(router.view.look(), completed))
         self._close(request, completed)
         self._serve_held()
-        self._take_turns()
+        self._agenda.after(self._setup.view_age_s, self._take_turns)
         self._rebalance()
 
     def _aborted(self, job: Job, reason: AbortReason) -> None:
