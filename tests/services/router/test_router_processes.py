@@ -196,7 +196,7 @@ class TestRefusals:
             ("chat/completions", ask(model=7), 400, "invalid_value", "model"),
             ("chat/completions", ask(n=2), 400, "invalid_value", "n"),
             ("chat/completions", ask(frobnicate=1), 400, "unsupported_parameter", "frobnicate"),
-            ("chat/completions", ask(tools=[{"type": "function"}]), 400, "invalid_value", "tools"),
+            ("chat/completions", ask(tools=[{"type": "search"}]), 400, "invalid_value", "tools[0].type"),
             ("chat/completions", ask(temperature="hot"), 400, "invalid_value", "temperature"),
             ("chat/completions", ask(temperature=2.1), 400, "invalid_value", "temperature"),
             ("chat/completions", ask(top_p=0), 400, "invalid_value", "top_p"),
