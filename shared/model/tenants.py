@@ -71,6 +71,11 @@ class Shares:
     def __bool__(self) -> bool:
         return bool(self._of)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shares) and self._of == other._of
+
+    __hash__ = None  # type: ignore[assignment]
+
     def of(self, tenant: TenantId) -> TenantLimits:
         """The entry that counts for this tenant."""
         return self._of.get(tenant, self._others)
