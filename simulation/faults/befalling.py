@@ -30,6 +30,11 @@ def _begin(scene: Scene, fault: Fault, targets: list[Place]) -> None:
         case "straggler":
             for place in targets:
                 place.slow_down(fault.strength)
+        case "lost-copy":
+            for place in targets:
+                place.lose_copies(lost=True)
+        case "database-away":
+            scene.record.away += 1
         case _:
             (targets[0] if fault.target else scene.outside).weather.begin(fault.kind, fault.strength)
 
@@ -47,5 +52,10 @@ def _end(scene: Scene, fault: Fault, targets: list[Place]) -> None:
         case "straggler":
             for place in targets:
                 place.slow_down(1.0)
+        case "lost-copy":
+            for place in targets:
+                place.lose_copies(lost=False)
+        case "database-away":
+            scene.record.away -= 1
         case _:
             (targets[0] if fault.target else scene.outside).weather.end(fault.kind)

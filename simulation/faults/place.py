@@ -22,6 +22,7 @@ class Place:
         self._may_start.set()
         self._cuts = 0
         self._slowness = 1.0
+        self._loses_copies = False
 
     @property
     def lives(self) -> bool:
@@ -39,6 +40,7 @@ class Place:
         self.stop_ordered.clear()
         process.link.own = self.weather
         process.engine_clock.slowness = self._slowness
+        process.loses_copies = self._loses_copies
         for _ in range(self._cuts):
             process.link.cut()
         return process
@@ -80,6 +82,15 @@ class Place:
         self._slowness = factor
         if self.process is not None:
             self.process.engine_clock.slowness = factor
+
+    def lose_copies(self, *, lost: bool) -> None:
+        """Of every copy to the node the second half does not come: its source is gone."""
+        self._loses_copies = lost
+        if self.process is not None:
+            self.process.loses_copies = lost
+        if self.service is not None:
+            for engine in self.service.engines:
+                engine.lose_copies(lost)
 
     def kill_engine(self) -> None:
         """The node's ranks die; its agent lives on."""

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import typer
 
+from services.ledger import batches, readmodels
 from services.router import claims, decider, frames, loads
 from services.worker import desk, incarnation
 from services.worker.engine import kv_pool
@@ -112,6 +113,10 @@ def _frame_again(deliver: Any) -> Any:
     return delivered
 
 
+def _unchained(link: Any) -> Any:
+    return lambda _head, raw: link(b"", raw)
+
+
 def _nothing(result: Any = None) -> Callable[[Any], Any]:
     return lambda _original: lambda *_: result
 
@@ -131,6 +136,8 @@ PLANTS = (
     Plant("a lost worker keeps its credit", prefix_index.PrefixIndex, "clear", _nothing(())),
     Plant("a finished request keeps its pins", kv_pool.KvPool, "release", _nothing()),
     Plant("an ended request's prompt is kept", claims.Claims, "drop", _nothing()),
+    Plant("a row of the record says nothing of those before it", batches, "link", _unchained),
+    Plant("the record keeps runs of blocks that are gone", readmodels, "_settle_runs", _nothing()),
 )
 
 

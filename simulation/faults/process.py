@@ -61,7 +61,7 @@ class ProcessClock:
 
 
 class Process:
-    """`name` is its role's. Each life of a role is another source."""
+    """`name` is its role's. Each life of a role is another source. `loses_copies` is for engines that it makes."""
 
     def __init__(self, name: str, life: int, outside: Outside, skew_ns: int) -> None:
         self.name = name
@@ -75,6 +75,7 @@ class Process:
         self.log = DistantLog(outside.log, self.link)
         self.metrics = CollectorRegistry()
         self.died = asyncio.Event()
+        self.loses_copies = False
         self._outside = outside
         self._tasks: list[asyncio.Task[Any]] = []
 

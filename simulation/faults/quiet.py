@@ -9,7 +9,8 @@ from shared.model.holders import Holders, in_doubt
 from simulation.faults.checkers import Violation
 from simulation.faults.clients import Client, Outcome
 from simulation.faults.place import Place
-from simulation.faults.replaying import check_decisions, check_folds
+from simulation.faults.record import Copier
+from simulation.faults.replaying import check_decisions, check_folds, differing
 from simulation.faults.scene import Scene
 
 UNRECORDED = "nothing"
@@ -57,6 +58,8 @@ def restless(scene: Scene) -> str | None:
         return reason
     if scene.checker.open_requests:
         return f"{scene.checker.open_requests} requests have no end"
+    if scene.record.checkpoint.stream_seq != len(scene.checker.events):
+        return f"the ledger has {scene.record.checkpoint.stream_seq} events of {len(scene.checker.events)}"
     for place in scene.places.values():
         if place.process is None or not all(tail.drained for tail in place.process.log.tails):
             return f"{place.name} has not everything that the log has"
@@ -88,8 +91,19 @@ def check_rest(scene: Scene) -> None:
     check_caches(scene)
     scene.verified = check_decisions(scene)
     check_folds(scene)
-    if scene.record.checkpoint != scene.checker.events[-1].stream_seq:
-        raise Violation(f"the ledger has {scene.record.checkpoint} events of {len(scene.checker.events)}")
+    _check_record(scene)
+
+
+def _check_record(scene: Scene) -> None:
+    """Every event is recorded once, the audit finds nothing, and the read models are those of the rows."""
+    audit = scene.record.audit()
+    if not audit.clean:
+        raise Violation(f"the audit of the record: {'; '.join(audit.violations[:3])}")
+    if audit.events != len(scene.checker.events) or audit.by_table["repeats"]:
+        raise Violation(f"the record has {dict(audit.by_table)} of {len(scene.checker.events)} events")
+    for place, copier in scene.hosted(Copier):
+        if (difference := differing("", scene.record.models(), copier.models)) is not None:
+            raise Violation(f"{place.name}: its read models are not those of its rows: {difference}")
 
 
 def check_caches(scene: Scene) -> None:

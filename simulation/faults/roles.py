@@ -110,6 +110,7 @@ async def _worker(process: Process, shape: Shape, node: NodeId) -> Service:
         def make(name: NodeId) -> Engine:
             engine = make_engine(name)
             assert isinstance(engine, ModelledEngine), "the settings ask for a modelled engine"
+            engine.lose_copies(process.loses_copies)
             made.append(engine)
             return engine
 

@@ -12,7 +12,7 @@ from shared.model.lattice import Composition
 
 FaultKind = Literal[
     "kill", "stop", "cut", "outage", "loss", "repetition", "disorder", "delay", "unacknowledged", "late", "straggler",
-    "engine-death",
+    "engine-death", "lost-copy", "database-away",
 ]  # fmt: skip
 AskKind = Literal["reconfigure", "drain", "freeze", "cordon", "parameters"]
 
@@ -26,6 +26,9 @@ STRENGTHS: dict[FaultKind, tuple[float, float]] = {
     "straggler": (3.0, 60.0),
 }
 """Chances, seconds or a factor: what `Fault.strength` means by kind, from weak to strong."""
+
+WHOLE: tuple[FaultKind, ...] = ("outage", "database-away")
+"""What befalls everybody or nobody."""
 
 FAULT_S_MEAN, FAULT_S_MAX = 4.0, 15.0
 """How long a fault lasts: the limits that services wait for are 1 to 10 s."""
@@ -206,9 +209,9 @@ def _fault(chance: Random, shape: Shape, lasts_s: float) -> Fault:
     kind: FaultKind = chance.choice(("kill", "kill", "cut", "cut", "stop", "unacknowledged", *get_args(FaultKind)))
     at_s = chance.uniform(FAULTS_FROM_S if chance.random() < 0.9 else 0.0, lasts_s)
     workers = [role for role in shape.roles if role.startswith("worker-")]
-    if kind in ("straggler", "engine-death"):
+    if kind in ("straggler", "engine-death", "lost-copy"):
         target = chance.choice(workers)
-    elif kind in ("kill", "stop", "cut") or (kind != "outage" and chance.random() < 0.5):
+    elif kind in ("kill", "stop", "cut") or (kind not in WHOLE and chance.random() < 0.5):
         target = chance.choice(shape.roles)
     else:
         target = ""

@@ -4,6 +4,7 @@ from services.cachemgr import hosting as cachemgr
 from services.controller import hosting as controller
 from services.router import hosting as router
 from services.worker.agent import NodeAgent
+from simulation.faults.record import Copier
 from simulation.faults.scene import Scene
 
 
@@ -23,6 +24,9 @@ def check_states(scene: Scene) -> None:
         assert place.service is not None, "a hosted agent has a service"
         for engine in place.service.engines[-1:]:
             engine.check()
+    for _, copier in scene.hosted(Copier):
+        if copier.models is not None:
+            copier.models.check()
     _check_leaders([hosted.leadership.term for _, hosted in scene.hosted(controller.Hosted)])
     _check_leaders([hosted.leadership.term for _, hosted in scene.hosted(cachemgr.Hosted)])
 

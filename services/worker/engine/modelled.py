@@ -96,6 +96,10 @@ class ModelledEngine:
         self._started = False
         self._running: dict[Group, RunningStep] = {}
 
+    def lose_copies(self, lost: bool) -> None:
+        """Whether sources of copies go away half-way from now on: for those who want to see what becomes of it."""
+        self._copies.lost = lost
+
     async def start(self) -> None:
         self._started = True
         self._check_alive()

@@ -24,7 +24,7 @@ ROUNDING = 1e-3
 
 class ModelledCopies:
     """A copy takes `latency_s` and `block_s` for each block, in seconds of the clock. `access` is the same for nodes that keep
-    the same KV. `dead` is set when the node has died."""
+    the same KV. `dead` is set when the node has died. While `lost`, the second half of no copy comes: its source is gone."""
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class ModelledCopies:
     ) -> None:
         self._pool, self._access, self._clock, self._dead = pool, access, clock, dead
         self._block_bytes, self._block_s, self._latency_s = block_bytes, block_s, latency_s
+        self.lost = False
         self._called_off: dict[str, asyncio.Event] = {}
 
     def pin(self, lease: str, blocks: Sequence[BlockId]) -> Pinned:
@@ -83,7 +84,7 @@ class ModelledCopies:
         finally:
             del self._called_off[plan.operation]
         if wanted_s <= plan.limit_s and not called_off.is_set():
-            return blocks, None
+            return (blocks // 2, "source-lost") if self.lost and blocks else (blocks, None)
         seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
         arrived = int((seconds - self._latency_s) / self._block_s + ROUNDING)
         return max(0, min(blocks, arrived)), "cancelled" if called_off.is_set() else "time-limit"
