@@ -133,11 +133,13 @@ class DistantTail:
                 self._deliver(subject, seq, raw)
             except Exception as error:  # noqa: BLE001 - whatever broke the fold is handed to failed()
                 self._stopped = True
+                self._coming.clear()
                 self._failure.set_result(error)
         self._wait()
 
     async def stop(self) -> None:
         self._stopped = True
+        self._coming.clear()
         await self.source.stop()
 
     async def failed(self) -> Exception:

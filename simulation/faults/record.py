@@ -6,6 +6,7 @@ does, a session that anything goes wrong in ends, and the next one starts from w
 
 import asyncio
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from uuid import UUID
@@ -16,7 +17,7 @@ from services.ledger.patches import Place
 from services.ledger.promises import Dropped, Published
 from services.ledger.reading import LogInfo, LogRow
 from services.ledger.readmodels import ReadModels, evolve
-from services.ledger.records import CHAIN_ORIGIN, LOG_TABLES, Arrival, LogTable
+from services.ledger.records import CHAIN_ORIGIN, LOG_TABLES, Arrival, LogTable, Record
 from shared.runtime.ports import Unavailable
 from simulation.faults.distant import ask
 from simulation.faults.process import Process
@@ -30,7 +31,7 @@ BATCH_EVERY_S = 0.05
 NEXT_SESSION_S = 1.0
 
 
-class Record:
+class Tables:
     """What the database holds. `away` counts the faults that keep it from answering."""
 
     def __init__(self) -> None:
@@ -38,6 +39,8 @@ class Record:
         self.checkpoint = Checkpoint(LOG, 1, 0, b"", dict.fromkeys(LOG_TABLES, CHAIN_ORIGIN))
         self.away = 0
         self._session = 0
+        self._folded = ReadModels()
+        self._unfolded: list[Record] = []
 
     async def host(self, process: Process, subject: str) -> Service:
         """A ledger at work, from the checkpoint on."""
@@ -64,6 +67,8 @@ class Record:
             raise Unavailable(f"session {session} has lost its lock")
         for table, links in added.rows.items():
             self.rows[table] += links
+            self._unfolded += [link.record for link in links if table != "repeats"]
+        self._unfolded.sort(key=lambda record: record.stream_seq)
         self.checkpoint = added.checkpoint
 
     def _answer(self) -> None:
@@ -79,12 +84,11 @@ class Record:
 
     def models(self) -> ReadModels:
         """The read models of what is recorded."""
-        models = ReadModels()
-        for table, link in self.in_order():
-            if table != "repeats":
-                evolve(models, str(LOG), Place(1, link.record.stream_seq), link.record)
-        models.take()
-        return models
+        for record in self._unfolded:
+            evolve(self._folded, str(LOG), Place(1, record.stream_seq), record)
+        self._unfolded.clear()
+        self._folded.take()
+        return deepcopy(self._folded)
 
     def audit(self) -> Audit:
         """`vertumnus verify --chain` of the rows."""
@@ -101,7 +105,7 @@ class Record:
 class Copier:
     """A ledger's process. `models` are None between two sessions."""
 
-    record: Record
+    record: Tables
     process: Process
     subject: str
     models: ReadModels | None = None

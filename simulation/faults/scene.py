@@ -9,7 +9,7 @@ from simulation.faults.checkers import LogChecker
 from simulation.faults.clients import Client
 from simulation.faults.place import Place
 from simulation.faults.process import Outside
-from simulation.faults.record import Record
+from simulation.faults.record import Tables
 from simulation.faults.scenario import Scenario
 
 H = TypeVar("H")
@@ -23,7 +23,7 @@ class Scene:
     outside: Outside
     places: dict[str, Place]
     checker: LogChecker
-    record: Record
+    record: Tables
     clients: list[Client]
     verified: int = 0
 

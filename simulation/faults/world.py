@@ -27,7 +27,7 @@ from simulation.faults.operating import ask
 from simulation.faults.place import Place
 from simulation.faults.process import RUNS_IN, Outside, Process
 from simulation.faults.quiet import check_caches, check_probes, check_rest, not_serving, restless
-from simulation.faults.record import Record
+from simulation.faults.record import Tables
 from simulation.faults.roles import POOL, Service, host
 from simulation.faults.scenario import Request, Scenario, Story
 from simulation.faults.scene import Scene, within_life
@@ -72,7 +72,7 @@ class World:
             outside=outside,
             places={role: Place(role, skew_ms() * 1_000_000) for role in shape.roles},
             checker=LogChecker(self.violated),
-            record=Record(),
+            record=Tables(),
             clients=[self._client_of(f"c{number}", each) for number, each in enumerate(scenario.requests)],
         )
         self._digest = blake2b(digest_size=16)
