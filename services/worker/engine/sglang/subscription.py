@@ -22,7 +22,7 @@ RECEIVE_MAX = 100_000
 
 
 class EventStream:
-    """`changed` after each message; `restarted` when the publisher begins anew."""
+    """`changed` after each message; `restarted` when the publisher, who never repeats a number, counts anew."""
 
     def __init__(
         self,
@@ -35,6 +35,7 @@ class EventStream:
     ) -> None:
         self._context, self._endpoint, self._replay_endpoint = context, endpoint, replay_endpoint
         self._cache, self._changed, self._restarted = cache, changed, restarted
+        self._newest: int | None = None
         self.ready = asyncio.Event()
         self._logger = structlog.get_logger(component="kv-events", endpoint=endpoint)
 
@@ -57,8 +58,10 @@ class EventStream:
             # Its number is missing from now on, so what it said is asked for again, and given up if that is no better.
             self._logger.warning("not understood", error=str(error))
             return
-        if self._cache.restarted(message):
+        # Only what is heard twice tells of another life: what is heard once may have been in the replay before.
+        if self._newest is not None and message.sequence <= self._newest:
             self._restarted()
+        self._newest = message.sequence
         if (first := self._cache.missing(message)) is not None and self._cache.next_sequence is not None:
             await self._catch_up(first)
             if (left := self._cache.missing(message)) is not None:

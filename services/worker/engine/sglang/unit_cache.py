@@ -25,10 +25,11 @@ from services.worker.engine.sglang.page_hashes import PageHash
 
 
 class Watcher:
-    """What has left a unit since a request was sent."""
+    """What has left a unit since a request was sent. `blind` if that may be more than is known."""
 
     def __init__(self) -> None:
         self.removed: set[PageHash] = set()
+        self.blind = False
 
 
 class UnitCache:
@@ -47,10 +48,6 @@ class UnitCache:
         expected = 0 if self.next_sequence is None else self.next_sequence
         return expected if message.sequence > expected else None
 
-    def restarted(self, message: Message) -> bool:
-        """Whether the publisher began anew: its first message comes again."""
-        return message.sequence == 0 and bool(self.next_sequence)
-
     def fold(self, message: Message) -> None:
         """The next message. One that was folded before is passed over; one behind a gap that nobody could fill makes the unit
         forget what it had."""
@@ -66,6 +63,8 @@ class UnitCache:
         """Nothing is known any more of what the unit holds."""
         self.gaps += 1
         self._remove(list(self.held))
+        for watcher in self._watchers:
+            watcher.blind = True
 
     def _apply(self, event: Event) -> None:
         match event:
@@ -99,6 +98,7 @@ class UnitCache:
 
     def confirm(self, watcher: Watcher, pages: Iterable[PageHash]) -> None:
         """A request that was sent when `watcher` began has computed or reused `pages`, and they are in the cache but for those
-        that were removed meanwhile."""
+        that were removed meanwhile. It proves nothing if removals of that time were lost."""
         self._watchers.discard(watcher)
-        self.held.update(page for page in pages if page not in watcher.removed)
+        if not watcher.blind:
+            self.held.update(page for page in pages if page not in watcher.removed)

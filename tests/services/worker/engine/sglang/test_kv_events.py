@@ -153,13 +153,6 @@ def test_who_joins_late_begins_with_what_is_sent() -> None:
     assert (unit.held, unit.gaps, unit.next_sequence) == ({1}, 0, 91)
 
 
-def test_a_publisher_that_counts_anew_is_another_one() -> None:
-    unit = folded([stored(1)], [stored(2)])
-    assert unit.restarted(Message(0, []))
-    assert not unit.restarted(Message(2, []))
-    assert not UnitCache().restarted(Message(0, []))
-
-
 def test_a_prefill_proves_its_pages_but_those_that_left_meanwhile() -> None:
     unit = folded([stored(1)])
     watcher = unit.watch()
@@ -168,6 +161,16 @@ def test_a_prefill_proves_its_pages_but_those_that_left_meanwhile() -> None:
     unit.confirm(watcher, [1, 2, 3, 4])
     assert unit.held == {1, 2, 4}
     unit.fold(Message(3, [removed(4)]))
+    assert unit.held == {1, 2}
+
+
+def test_a_prefill_proves_nothing_if_removals_may_have_been_lost_meanwhile() -> None:
+    unit = folded([stored(1)])
+    before = unit.watch()
+    unit.fold(Message(9, []))
+    unit.confirm(before, [1, 2])
+    assert unit.held == set()
+    unit.confirm(unit.watch(), [1, 2])
     assert unit.held == {1, 2}
 
 
