@@ -82,10 +82,16 @@ class Fleet:
             self.lost.set_result(reason)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Something that ends with the fleet at the latest."""
+        """Something that ends with the fleet at the latest. An error of it ends the fleet: who follows a cache no more would
+        believe what it knew for ever."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.lose(f"{type(error).__name__}: {error}")
 
     # --- joining
 
@@ -145,10 +151,16 @@ class Fleet:
                     heard = partial(self._heard, vitals)
                     self.spawn(follow_load(self._context, published.address(load, rank, host), heard))
             self.spawn(self._watch(server, vitals))
+        gone: set[int] = set()
         for rank, server in enumerate(self.decode):
-            self.spawn(self._watch_decode(rank, server))
+            self.spawn(self._watch_decode(rank, server, gone))
         self.starting = "KV events are not replayed"
-        await asyncio.gather(*(stream.ready.wait() for stream in streams))
+        ready = asyncio.gather(*(stream.ready.wait() for stream in streams))
+        try:
+            await asyncio.wait((ready, self.lost), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+        self.check()
         self.starting = ""
 
     # --- watching
@@ -179,8 +191,8 @@ class Fleet:
             return ended
         return vitals.verdict(self._clock.monotonic_ns())
 
-    async def _watch_decode(self, rank: int, server: Server) -> None:
-        """A decode server may come back: it holds nothing that anybody counts on."""
+    async def _watch_decode(self, rank: int, server: Server, gone: set[int]) -> None:
+        """A decode server may come back: it holds nothing that anybody counts on. `gone` has those that are given up."""
         while True:
             vitals = Vitals(server.url, "", round(self._settings.silence_s * 1e9))
             while (reason := vitals.verdict(self._clock.monotonic_ns())) is None:
@@ -189,19 +201,21 @@ class Fleet:
                     await server.probe()
                     vitals.answered()
                     self.down[rank] = False
+                    gone.discard(rank)
                 except EngineError as error:
                     failure = error.failure if isinstance(error, ServerLost) else "unanswered"
                     vitals.failed(failure, str(error))
                     self.lose_decode(rank, str(error))
             self._decode_died(rank, reason)
+            gone.add(rank)
+            if len(gone) == len(self.decode):
+                self.lose(f"no decode server answers: {reason}")
 
     def lose_decode(self, rank: int, reason: str) -> None:
-        """It does not answer: nothing is sent to it until it does again."""
+        """It does not answer: while others do, nothing is sent to it until it does again."""
         if not self.down[rank]:
             self._logger.warning("decode server does not answer", rank=rank, reason=reason)
         self.down[rank] = True
-        if all(self.down):
-            self.lose(f"no decode server answers: {reason}")
 
     # --- end
 

@@ -182,12 +182,11 @@ class Generations:
         return None
 
     def _decode_rank(self, wanted: int) -> int:
-        """The one that the router chose, or, while that does not answer, the next that does."""
+        """The one that the router chose, or, while that does not answer, the next that does. If none does, the first may only
+        be late, and nobody is better."""
         ranks = len(self._fleet.decode)
-        for offset in range(ranks):
-            if not self._fleet.down[(wanted + offset) % ranks]:
-                return (wanted + offset) % ranks
-        raise EngineError("no decode server answers")
+        in_turn = [(wanted + offset) % ranks for offset in range(ranks)]
+        return next((rank for rank in in_turn if not self._fleet.down[rank]), in_turn[0])
 
     def _bootstrap(self, server: Server) -> tuple[str, int]:
         address = self._settings.servers[self._fleet.servers.index(server)]

@@ -88,16 +88,17 @@ class Server:
         await self.http.aclose()
 
     async def _get(self, path: str, limit_s: float) -> dict[str, Any]:
+        """Errors: ServerLost, also if it is not ready; EngineError."""
         try:
             response = await self.http.get(path, timeout=limit_s)
         except httpx.HTTPError as error:
             raise self._lost(error) from error
+        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            raise ServerLost("unanswered", f"{self.url}: not ready ({response.content[:200]!r})")
         return self._read(response.status_code, response.content)
 
     def _read(self, status: int, content: bytes) -> dict[str, Any]:
-        """Errors: ServerLost if it is not ready; EngineError with the words of a refusal."""
-        if status == httpx.codes.SERVICE_UNAVAILABLE:
-            raise ServerLost("unanswered", f"{self.url}: not ready ({content[:200]!r})")
+        """Errors: EngineError with the words of a refusal. Of one request 503 is that too: its queue is full, say."""
         try:
             answer = orjson.loads(content)
         except orjson.JSONDecodeError:

@@ -1,6 +1,6 @@
 """How an SGLang engine is set up: which servers there are, what they serve, and how they are changed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -76,7 +76,7 @@ class SglangSettings:
     blocks_per_rank: int
     context_tokens_max: int
     silence_s: float
-    key: str | None = None
+    key: str | None = field(default=None, repr=False)
     launch: tuple[str, ...] | None = None
     start_limit_s: float = 900.0
     drain_s: float = 2.0

@@ -16,14 +16,18 @@ from tests.services.worker.engine.sglang.recordings import recorded
 
 
 class Replay:
-    """`asked` are the bodies that came, `aborted` the requests that were to end. `broken_after` cuts streams off after so many
-    parts, as a server does that dies. `boot` is added to the start-up times, so that another number is another life."""
+    """`asked` are the bodies that came, `aborted` the requests that were to end, `probed` whether it was well at each probe.
+    `broken_after` cuts streams off after so many parts, as a server does that dies; one that is `full` takes no request. `boot`
+    is added to the start-up times, so that another number is another life. `events_host` is where it says that it publishes."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.aborted: list[str] = []
+        self.probed: list[bool] = []
         self.broken_after: int | None = None
         self.well = True
+        self.full = False
+        self.events_host = "*"
         self.boot = 0.0
         self.buffer: list[list[bytes]] = []
         self.replays: list[int] = []
@@ -43,12 +47,13 @@ class Replay:
         return app
 
     async def _model_info(self) -> Response:
+        self.probed.append(self.well)
         return JSONResponse(recorded()["model_info"]) if self.well else Response(status_code=503)
 
     async def _server_info(self) -> Response:
         told = recorded()["server_info"]
         events = {
-            "endpoint_host": "*",
+            "endpoint_host": self.events_host,
             "endpoint_port_base": self._ports[0],
             "replay_endpoint_port_base": self._ports[1],
         }
@@ -59,6 +64,8 @@ class Replay:
     async def _generate(self, request: Request) -> Response:
         body = await request.json()
         self.asked.append(body)
+        if self.full:
+            return JSONResponse({"object": "error", "message": "The request queue is full."}, status_code=503)
         if len(body["input_ids"]) > 4_096:
             return JSONResponse(recorded()["too-long"]["answer"], status_code=400)
         if body["stream"]:

@@ -278,10 +278,50 @@ async def test_a_server_that_was_restarted_is_another_one(engine: SglangEngine, 
 async def test_a_publisher_that_counts_anew_is_another_server_s(engine: SglangEngine, server: Replay) -> None:
     frames = event_frames()[0]
     unit = engine._fleet.units[0]
-    await server.publish(frames, 0)
-    await until(lambda: unit.next_sequence == 1)
-    await server.publish(frames, 0)
+    for sequence in range(3):
+        await server.publish(frames, sequence)
+    await until(lambda: unit.next_sequence == 3)
+    await server.publish(frames, 1)  # its first message came before the subscription was back
     assert "was restarted" in await asyncio.wait_for(engine.wait_died(), 60)
+
+
+async def test_what_comes_by_replay_and_again_by_itself_is_no_other_life(
+    settings: SglangSettings, server: Replay
+) -> None:
+    stored, filler, evicting, _ = event_frames()
+    for sequence, frames in enumerate((stored, filler)):
+        await server.publish(frames, sequence, lost=True)
+    engine = SglangEngine(settings, SystemClock(), random.Random(1))
+    await engine.start()
+    unit = engine._fleet.units[0]
+    assert unit.next_sequence == 2
+    for sequence, frames in enumerate((stored, filler, evicting)):
+        await server.publish(frames, sequence)
+    await until(lambda: unit.next_sequence == 3)
+    answered = len(server.probed)
+    await until(lambda: len(server.probed) > answered + 1)
+    assert engine.health().ok
+    await engine.close()
+
+
+async def test_events_that_cannot_be_followed_end_the_start(settings: SglangSettings, server: Replay) -> None:
+    server.events_host = "no host"
+    engine = SglangEngine(settings, SystemClock(), random.Random(1))
+    with pytest.raises(EngineDied, match="ZMQError"):
+        await asyncio.wait_for(engine.start(), 60)
+
+
+async def test_a_full_queue_refuses_a_request_and_loses_no_server(engine: SglangEngine, server: Replay) -> None:
+    server.full = True
+    with pytest.raises(EngineError, match=r"503: .*queue is full") as refused:
+        await prefill(engine, item("a", 83))
+    assert not isinstance(refused.value, EngineDied)
+    server.full = False
+    assert (await prefill(engine, item("a", 83))).items[0].outcome == "finished"
+
+
+def test_a_key_is_in_no_text(settings: SglangSettings) -> None:
+    assert "secret" not in repr(replace(settings, key="secret"))
 
 
 async def test_a_closed_engine_has_died(engine: SglangEngine) -> None:
