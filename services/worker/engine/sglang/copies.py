@@ -54,18 +54,19 @@ class Copies:
             raise Busy(f"copy {plan.operation}: {COPIES_MAX} prefixes are being computed")
         item = item_of(self._index, plan)
         began_ns = self._clock.monotonic_ns()
+        failure: CopyFailure | None = None
         self._operations.add(plan.operation)
         try:
             if self._index.cached_blocks(plan.group, item.chain) < len(item.chain):
                 async with asyncio.timeout(plan.limit_s):
                     await self._compute(item, plan.group)
         except TimeoutError:
-            return self._copied(plan, item, began_ns, "time-limit")
+            failure = "time-limit"
         finally:
             self._operations.discard(plan.operation)
         if epoch() != plan.epoch:
             return Copied(plan.parent, (), 0, 0, self._since(began_ns), failure="stale-epoch")
-        return self._copied(plan, item, began_ns, None)
+        return self._copied(plan, item, began_ns, failure)
 
     def _copied(self, plan: CopyPlan, item: PrefillItem, began_ns: int, failure: CopyFailure | None) -> Copied:
         evicted = self._index.take_evicted(plan.group)

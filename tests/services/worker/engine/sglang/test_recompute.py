@@ -1,18 +1,25 @@
 """Prefixes that are computed anew at their destination: what a source tells, and what a destination makes of it."""
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.engine.copy_plan import CopyPlan
-from services.worker.engine.protocol import EngineError
+from services.worker.engine.protocol import EngineError, PrefillItem
 from services.worker.engine.sglang.cache_index import CacheIndex
+from services.worker.engine.sglang.copies import Copies
+from services.worker.engine.sglang.geometry import FixedGeometry
 from services.worker.engine.sglang.page_hashes import page_hashes, salt_of
 from services.worker.engine.sglang.recompute import PATH_BYTES_MAX, Path, item_of, promise
 from services.worker.engine.sglang.unit_cache import UnitCache
 from shared.contracts.ids import BlockId, NodeId
 from shared.model.lattice import Group, groups_of
+from shared.runtime.clock import SystemClock
 from tests.services.worker.engine.sglang.recordings import PAGE, item
+from tests.services.worker.engine.sglang.test_joining import SETTINGS
 
 
 def index_with(*lengths: int) -> CacheIndex:
@@ -67,6 +74,21 @@ def test_a_path_too_long_for_a_reply_is_not_promised() -> None:
     lent = promise(index_with(len(known.tokens)), dict.fromkeys(ends, 0), ends)
     assert [each is not None for each in lent.sources] == [True, True, False]
     assert len(lent.access) <= PATH_BYTES_MAX
+
+
+async def test_a_copy_that_is_late_and_overtaken_by_a_switch_was_overtaken() -> None:
+    index, known = CacheIndex([UnitCache()] * 2, blocks_per_rank=1_000), item("r", 83)
+    index.adopt(groups_of((1, 1)))
+
+    async def never(_item: PrefillItem, _group: Group) -> None:
+        index.adopt(groups_of((2,)))
+        await asyncio.Event().wait()
+
+    copies = Copies(index, FixedGeometry(SETTINGS), SystemClock(), asyncio.Condition(), never)
+    lent = promise(index_with(83), dict.fromkeys(known.chain, 0), known.chain)
+    plan = replace(plan_for(known.chain, {NodeId("other"): lent.access}), limit_s=0.01)
+    copied = await copies.carry_out(plan, lambda: 2)
+    assert (copied.failure, copied.blocks, copied.evicted) == ("stale-epoch", (), ())
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.binary(min_size=600, max_size=600))
