@@ -20,12 +20,16 @@ DEBIAN = ("libibverbs1", "librdmacm1", "libnl-3-200", "libnl-route-3-200")
 EARLY = "vertumnus_sglang_cpu_torchvision.pth"
 """Read by Python when it starts."""
 
+READY = "READY"
+"""There when all of the environment is: tests on real servers are skipped without it."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, help="of the environment")
     directory: Path = parser.parse_args().directory.absolute()
     python = directory / "bin/python"
+    (directory / READY).unlink(missing_ok=True)
     if not python.exists():
         _run(sys.executable, "-m", "venv", str(directory))
     _pip(python, "--upgrade", PIP)
@@ -39,6 +43,7 @@ def main() -> None:
     (packages / EARLY).write_text("import vertumnus_sglang_cpu.torchvision_ops\n")
     transfers = _unpack_debian(directory / "debian")
     _run(str(python), "-c", "import torchvision, sglang.srt.entrypoints.http_server")
+    (directory / READY).touch()
     print(f"{python}: SGLang for development, {'with' if transfers else 'without'} prefill/decode disaggregation")
 
 

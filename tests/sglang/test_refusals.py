@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.sglang.adapter_requests import ON_REAL_SERVERS
 from tests.support.adapter_servers import command_of, environment_of, free_ports
-from tests.support.switching_servers import switching_arguments, switching_environment
+from tests.support.switching_servers import switching_arguments
 from tests.support.tiny_models import write_tiny_model
 
 pytestmark = ON_REAL_SERVERS
@@ -21,7 +21,7 @@ def refusal(model: Path, log: Path, *arguments: str, environment: dict[str, str]
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=environment_of(2) | switching_environment() | (environment or {}),
+            env=environment_of(2) | (environment or {}),
             timeout=3600,
             check=False,
         )

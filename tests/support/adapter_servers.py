@@ -20,7 +20,7 @@ START_LIMIT_S = 1_800.0
 
 PAGE_TOKENS = 16
 CAPACITY_TOKENS = 6_000
-MODELS_NEEDED = {"__init__", "registry", "utils", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe"}
+MODELS_NEEDED = {"__init__", "registry", "utils", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "llama"}
 """A server imports the code of every model that it knows, which takes longer than everything else in its start."""
 
 KV_PORTS = 64
@@ -28,7 +28,7 @@ KV_PORTS = 64
 
 
 def python() -> Path | None:
-    """The interpreter that has SGLang, or None."""
+    """The interpreter that has SGLang, or None. The installation leaves `READY` when it has come to its end."""
     if not (ENVIRONMENT / "READY").exists():
         return None
     return ENVIRONMENT / "bin" / "python"

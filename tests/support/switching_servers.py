@@ -9,48 +9,31 @@ from typing import Any
 
 import httpx
 
-from tests.support.adapter_servers import ENVIRONMENT, Running, server
+from tests.support import adapter_servers
+from tests.support.adapter_servers import Running, server
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 300.0
-MODELS_NEEDED = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "llama")
 
 
 def switching_server(
     model: Path, log: Path, units: int, *arguments: str, environment: dict[str, str] | None = None
 ) -> AbstractContextManager[Running]:
     """A server whose geometry may change, launched with each unit on its own."""
-    return server(
-        model,
-        log,
-        *switching_arguments(units),
-        *arguments,
-        units=units,
-        environment={**switching_environment(), **(environment or {})},
-    )
+    return server(model, log, *_shares(units), *arguments, units=units, environment=environment)
 
 
 def switching_arguments(units: int) -> tuple[str, ...]:
-    """What a server is launched with besides what every server here is."""
+    """What such a server is launched with besides what every server here is."""
+    return (*adapter_servers.switching_arguments(units), *_shares(units))
+
+
+def _shares(units: int) -> tuple[str, ...]:
     return (
-        *("--tp-size", str(units), "--attn-dp-size", str(units), "--enable-prefill-cp", "--cp-strategy", "zigzag"),
-        *("--enable-dp-lm-head", "--enable-dp-attention-local-control-broadcast", "--log-level", "info"),
         # SGLang divides both among units.
         *("--chunked-prefill-size", str(1024 * units), "--max-running-requests", str(16 * units)),
-        *("--random-seed", "7"),
+        *("--log-level", "info", "--random-seed", "7"),
     )
-
-
-def switching_environment() -> dict[str, str]:
-    """The checkout under test, and no other model's code: each of a server's processes would import all of them."""
-    models = next((ENVIRONMENT / "lib").glob("python3*/site-packages/sglang/srt/models"))
-    unneeded = {path.stem for path in models.glob("*.py")} - {*MODELS_NEEDED, "__init__", "registry", "utils"}
-    return {
-        "PYTHONPATH": str(ROOT),
-        "VERTUMNUS_SGLANG": "1",
-        "SGLANG_SCHEDULER_SKIP_ALL_GATHER": "1",
-        "SGLANG_DISABLED_MODEL_ARCHS": ",".join(sorted(unneeded)),
-    }
 
 
 def log_of(running: Running) -> str:
