@@ -37,9 +37,8 @@ _LENGTH_BYTES = 4
 @dataclass(frozen=True, slots=True)
 class Begin:
     """The first command. `context_tokens` bounds positions, `sequences` how many a decode rank has at a time; `store` is the
-    file
-    where the ranks' groups meet. With `gpus` it is answered by `Allocated`, and a prefill rank is ready when it has answered
-    the `Attach` that follows."""
+    file where the ranks' groups meet. With `gpus` it is answered by `Allocated`, and a prefill rank is ready when it has
+    answered the `Attach` that follows."""
 
     n: int
     rank: int

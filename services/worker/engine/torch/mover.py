@@ -6,9 +6,9 @@ to stay. A rank could not do that: it handles one command at a time, and a step 
 
 A move goes chunk by chunk. Its slots are marked as being written, filled, the generations at the source compared *after* the
 data is here, the slots published (`destinations`). A chunk that does not pass leaves its slots unpublished and ends the move.
-Crash-only: a
-read that is still under way when its move must end cannot be called back (a released handle may be written to afterwards, as
-was seen with a stopped source), so the mover says how far everybody came and ends; only when it is gone is a slot free.
+Crash-only: a read that is still under way when its move must end cannot be called back (a released handle may be written to
+afterwards, as was seen with a stopped source), so the mover says how far everybody came and ends; only when it is gone is a
+slot free.
 """
 
 import select
