@@ -123,7 +123,7 @@ def _nothing(result: Any = None) -> Callable[[Any], Any]:
 
 PLANTS = (
     Plant("a redirected request keeps its reservation", loads, "_release", _keep_reservation),
-    Plant("a redirected request is assigned under the attempt it had", decider, "_assigned", _same_attempt),
+    Plant("a redirected request is assigned under the attempt it had", decider, "assigned", _same_attempt),
     Plant("a request may end twice", decider, "end", lambda _: lambda _state, fact: [fact]),
     Plant("an agent takes what is meant for an older epoch", incarnation.Incarnation, "assign", _any_epoch),
     Plant("what is queued at a retiring worker is not given back", incarnation.Incarnation, "give_back", _nothing(0)),

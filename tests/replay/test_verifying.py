@@ -16,7 +16,7 @@ from services.cachemgr import choosing, reclamation, trie
 from services.cachemgr import decider as cachemgr
 from services.controller import decider as controller
 from services.controller import windows
-from services.router import board, in_flight, lines, loads, outlook, placement, rate, roster
+from services.router import assigning, board, in_flight, lines, loads, outlook, placement, rate, roster
 from services.router import decider as router
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
@@ -246,7 +246,7 @@ FAULTS: dict[str, tuple[Any, str, Wrap]] = {
         lambda real: lambda *asked: None if real(*asked) == "cordoned" else real(*asked),
     ),
     "who has refused is asked again": (router, "eligible", without_refusals),
-    "no decode rank is chosen": (router, "_decode_worker", lambda real: lambda state, node: None),
+    "no decode rank is chosen": (assigning, "_decode_worker", lambda real: lambda state, node: None),
     "aborted prefills keep their reservation": (router.loads_model, "evolve", forgets_redirections),
     "what runs is priced as if it had just begun": (
         board.Board,

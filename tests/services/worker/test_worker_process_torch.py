@@ -69,7 +69,7 @@ async def test_a_killed_or_hung_rank_costs_an_incarnation_and_not_the_agent(
             await until(lambda: len(pool.events(KvHandedOff, BlocksStored)) == 2, "its facts are stored")
 
             zygote, *ranks = descendants(worker.process.pid)
-            assert len(ranks) == 3, f"{ranks} are two prefill ranks and one decode rank of zygote {zygote}"
+            assert len(ranks) == 4, f"{ranks} are two prefill ranks, a decode rank and the mover of zygote {zygote}"
             os.kill(ranks[0], signal.SIGKILL)
             again = await pool.registered(NODE, 2)
             assert (again.epoch, again.composition) == (1, (2,))

@@ -61,8 +61,9 @@ class Groups:
 
     def exchange(self, group: Group, for_ranks: Tensor) -> Tensor:
         """Row r of `for_ranks` goes to rank r of the group; row r of the result came from it. Shapes as in `all_gather`."""
-        received = torch.empty_like(for_ranks)
-        self._run(dist.all_to_all_single, group, received, for_ranks.contiguous())
+        sent = for_ranks.contiguous()  # a collective fills memory, whatever strides a tensor shows it with
+        received = torch.empty_like(sent)
+        self._run(dist.all_to_all_single, group, received, sent)
         return received
 
     def _run(self, collective: Callable[..., Any], group: Group, received: Tensor, sent: Tensor) -> None:
