@@ -84,7 +84,8 @@ class Guests:
     ) -> None:
         self._ports, self._engine, self._frames, self._spawn, self._died = ports, engine, frames, spawn, died
         self._open: dict[JobKey, Guest] = {}
-        self._ended: OrderedDict[JobKey, Guest] = OrderedDict()
+        # Answers alone: the slots of a long prompt are many.
+        self._ended: OrderedDict[JobKey, TakenOver | Refused] = OrderedDict()
         self._logger = structlog.get_logger(component="guests", node=ports.node)
 
     def __len__(self) -> int:
@@ -98,21 +99,20 @@ class Guests:
 
     async def take_over(self, command: TakeOver) -> TakenOver | Refused:
         """See `TakeOver`."""
-        key = JobKey(command.assign.request, command.assign.attempt)
-        guest = self._known(key)
-        if guest is None:
+        known = self._known(JobKey(command.assign.request, command.assign.attempt))
+        if known is None:
             if (refusal := self._refusal(command.assign)) is not None:
                 return refusal
-            guest = self._begin(command)
-        return await self._answered(guest)
+            known = self._begin(command)
+        return await self._answered(known)
 
     async def renew(self, command: Renew) -> TakenOver | Refused:
         """See `Renew`."""
-        guest = self._known(JobKey(command.request, command.attempt))
-        if guest is None:
+        known = self._known(JobKey(command.request, command.attempt))
+        if known is None:
             detail = f"request {command.request}/{command.attempt}: is not decoded here"
             return Refused(reason="bad-command", detail=detail)
-        return await self._answered(guest)
+        return await self._answered(known)
 
     def cancel(self, request: RequestId, attempt: int) -> None:
         """End the attempts up to this one. Unknown requests are ignored."""
@@ -128,7 +128,7 @@ class Guests:
 
     # --- one guest
 
-    def _known(self, key: JobKey) -> Guest | None:
+    def _known(self, key: JobKey) -> Guest | TakenOver | Refused | None:
         return self._open.get(key) or self._ended.get(key)
 
     def _refusal(self, assign: Assign) -> Refused | None:
@@ -153,7 +153,9 @@ class Guests:
         guest.task.add_done_callback(lambda _: self._end(guest, lease))
         return guest
 
-    async def _answered(self, guest: Guest) -> TakenOver | Refused:
+    async def _answered(self, guest: Guest | TakenOver | Refused) -> TakenOver | Refused:
+        if not isinstance(guest, Guest):
+            return guest
         guest.heard_ns = self._ports.clock.monotonic_ns()
         if not guest.handed_off.done() and not guest.ended:
             try:
@@ -202,7 +204,7 @@ class Guests:
         guest.ended = True
         self._engine.cancel(guest.key.engine_id)
         del self._open[guest.key]
-        self._ended[guest.key] = guest
+        self._ended[guest.key] = guest.answer()
         if len(self._ended) > ANSWERS_MAX:
             self._ended.popitem(last=False)
 
