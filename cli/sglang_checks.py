@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from cli.checks import Check
 from services.worker.engine.protocol import EngineError
-from services.worker.engine.sglang.facts import VERSION, Facts, decode_refusals, refusals
+from services.worker.engine.sglang.facts import Facts, decode_refusals, refusals
 from services.worker.engine.sglang.model_facts import read_model
+from services.worker.engine.sglang.plugin.fitness import VERSION
 from services.worker.engine.sglang.server import Server
 from services.worker.engine.sglang.settings import SglangSettings
 from services.worker.settings import WorkerSettings

@@ -1,7 +1,8 @@
 """What an SGLang server says of itself, and whether it may serve in this pool. Pure.
 
 A server that serves another model, cuts its cache into other pages or keeps none answers every request, and wrongly: so it is
-refused when it joins, with the field, what it has and what is needed.
+refused when it joins, with the field, what it has and what is needed. Another version may differ in any field of an answer
+or an event.
 """
 
 import json
@@ -12,10 +13,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.worker.engine.sglang.model_facts import ModelFacts
+from services.worker.engine.sglang.plugin.fitness import VERSION
 from services.worker.engine.sglang.settings import ServerAddress, SglangSettings
-
-VERSION = "0.5.23"
-"""The version that was read and run. Others may differ in any field of an answer or an event."""
 
 WILDCARDS = ("*", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound
 

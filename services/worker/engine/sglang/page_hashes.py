@@ -8,13 +8,12 @@ two salts have different names, as the pages themselves are different pages.
 from collections.abc import Sequence
 from hashlib import sha256
 
+from services.worker.engine.sglang.plugin.paths import SALT_TAG
 from shared.contracts.ids import BlockId
 from shared.model.blocks import Tokens
 
 PageHash = int
 """A signed 64-bit integer."""
-
-_SALT_TAG = b"sglang-cache-salt-v1\0"
 
 
 def salt_of(chain: Sequence[BlockId]) -> str | None:
@@ -30,7 +29,7 @@ def salt_of(chain: Sequence[BlockId]) -> str | None:
 def page_hashes(tokens: Tokens, page_tokens: int, salt: str | None) -> list[PageHash]:
     """The names of the prompt's whole pages, first page first."""
     raw = tokens.astype("<u4", copy=False).tobytes()
-    digest = b"" if salt is None else sha256(_SALT_TAG + salt.encode()).digest()
+    digest = b"" if salt is None else sha256(SALT_TAG + salt.encode()).digest()
     names = []
     for start in range(0, len(raw) - 4 * page_tokens + 1, 4 * page_tokens):
         digest = sha256(digest + raw[start : start + 4 * page_tokens]).digest()

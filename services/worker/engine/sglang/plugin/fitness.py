@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 
 VERSION = "0.5.23"
+"""The version that was read and run."""
 
 TARGETS = (
     "sglang.srt.disaggregation.common.conn:CommonKVSender.__init__",
