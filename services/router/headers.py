@@ -69,7 +69,7 @@ def tenant(request: Request, keys: Keys) -> TenantId:
 def _owner(request: Request, keys: Keys) -> TenantId:
     """Errors: BadRequest (401)."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    owner = keys.tenant(key.strip().encode()) if scheme.lower() == "bearer" else None
+    owner = keys.tenant(key.strip().encode("latin-1")) if scheme.lower() == "bearer" else None
     if owner is None:
         raise BadRequest("a known API key is needed as bearer token", None, "invalid_api_key", status=401)
     return owner

@@ -3,7 +3,9 @@
 from hashlib import sha256
 
 import pytest
+from starlette.requests import Request
 
+from services.router import headers
 from services.router.keys import DEFAULT, read_keys
 
 
@@ -12,6 +14,12 @@ def test_a_key_belongs_to_its_tenant() -> None:
     keys = read_keys([b"plain", b"acme  s3cret", b"", b"corp sha256:" + digest, b"* gateway"])
     found = [keys.tenant(key) for key in (b"plain", b"s3cret", b"hidden", b"gateway", b"other", b"", digest)]
     assert found == [DEFAULT, "acme", "corp", "*", None, None, None]
+
+
+def test_a_key_is_bytes_whatever_alphabet_it_is_in() -> None:
+    key = "schlüssel".encode()
+    scope = {"type": "http", "headers": [(b"authorization", b"Bearer " + key)]}
+    assert headers.tenant(Request(scope), read_keys([b"acme " + key])) == "acme"
 
 
 @pytest.mark.parametrize(
