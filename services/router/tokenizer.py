@@ -113,7 +113,8 @@ class ModelText:
             text = self._template.render(
                 messages=messages, tools=tools or None, add_generation_prompt=True, **self._special
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
+            # Templates take the arguments of calls apart, and fail on others than they expect in Python's own ways.
             raise TemplateRefused(str(error)) from error
         return self._encode(text, tokens_max, add_special_tokens=False)
 

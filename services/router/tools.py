@@ -50,8 +50,8 @@ class ToolCall(BaseModel):
 
 
 def arguments(given: str) -> Any:
-    """Those of a call, if they are JSON; what a model made up need not be."""
+    """Those of a call, if they are JSON that can be read; what a model made up need not be."""
     try:
         return json.loads(given)
-    except ValueError:
+    except (ValueError, RecursionError):
         return given

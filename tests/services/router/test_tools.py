@@ -56,6 +56,34 @@ def test_what_is_not_served_is_named(changes: dict[str, Any], param: str) -> Non
     assert (refused.value.status, str(refused.value.param)) == (400, param)
 
 
+DEEP = "[" * 100_000
+
+
+def test_arguments_too_deep_to_be_read_are_told_as_they_came() -> None:
+    call = {**CALL, "function": {"name": "look", "arguments": DEEP}}
+    [turn] = asked(messages=[{"role": "assistant", "tool_calls": [call]}]).turns()
+    assert turn["tool_calls"][0]["function"]["arguments"] == DEEP
+
+
+async def test_arguments_that_a_template_cannot_take_apart_are_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    write_model_dir(directory)
+    path = directory / "tokenizer_config.json"
+    each = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments | items | list }}{% endfor %}{% endfor %}"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": each}))
+    statuses = []
+    async with served(tmp_path, text=ModelText(directory)) as (_, client):
+        for given in ('{"at": "it"}', "[1]", "no JSON"):
+            call = {**CALL, "function": {"name": "look", "arguments": given}}
+            messages = [{"role": "assistant", "tool_calls": [call]}]
+            answer = await client.post(
+                "/v1/chat/completions", json={"model": "toy", "messages": messages, "max_tokens": 2}
+            )
+            statuses.append((answer.status_code, answer.json().get("error", {}).get("param")))
+    assert statuses == [(200, None), (400, "messages"), (400, "messages")]
+
+
 async def test_a_template_without_tools_refuses_them(tmp_path: Path) -> None:
     directory = tmp_path / "model"
     directory.mkdir()
