@@ -41,7 +41,6 @@ from shared.contracts.events import (
     RequestCancelled,
     RequestCompleted,
     RequestFailed,
-    RequestHeld,
     RequestReceived,
     RequestRedirected,
     RequestRejected,
@@ -168,12 +167,14 @@ def weigh(
     if able is None:
         return None, excluded
     outlook = look_out(state, question.now_ns)
-    priced = forecast(outlook, able, question, cached_W, state.holders.trust)
+    readable = able
+    priced = forecast(outlook, able, readable, question, cached_W, state.holders.trust)
     if question.within_us is not None or question.idle_only:
-        able = fitting(able, priced, question, excluded)
+        able = fitting(able, priced, question, state.loads.of_worker, excluded)
         if able is None:
             return None, excluded
-        priced = forecast(outlook, able, question, cached_W, state.holders.trust)  # its C_min may be another
+        # Its C_min may be another. Who is too busy for the request can still be read from.
+        priced = forecast(outlook, able, readable, question, cached_W, state.holders.trust)
     placement = choose(able, priced, state.holders.trust, runners_up)
     return placement._replace(load=outlook.load_ppm / PPM), excluded
 
@@ -244,7 +245,7 @@ def _next(state: State, received: RequestReceived, chain: tuple[BlockId, ...], m
         if placement is None:
             return late
     held = admission.held(books, received, placement.winner, moment.now_ns)
-    if isinstance(held, RequestHeld) and not held.ahead and admission.has_idle(books):
+    if held is not None and not state.usage.ahead(received.tenant) and admission.has_idle(books):
         idle, excluded = by(state, replace(question, within_us=received.slo_us if late else None, idle_only=True))
         placement, held = (idle, None) if idle else (placement, held)
     return held or assigned(state, received.request, 1, question, (placement, excluded), moment)

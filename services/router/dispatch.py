@@ -296,4 +296,5 @@ class Dispatcher:
                 self._logger.warning("heartbeat not sent", error=str(error))
             self._rebalancer.look()
             self._waiting.expire()
+            self._waiting.look()
             await self._wiring.clock.sleep(ALIVE_EVERY_S)

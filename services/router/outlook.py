@@ -80,16 +80,22 @@ class _Way(NamedTuple):
 
 
 def forecast(
-    outlook: Outlook, able: Able, question: Question, cached_W: Ints, trust: Callable[[WorkerId], Trust]
+    outlook: Outlook,
+    able: Able,
+    readable: Able,
+    question: Question,
+    cached_W: Ints,
+    trust: Callable[[WorkerId], Trust],
 ) -> Priced:
-    """The request in every way at every worker, by the policy in force."""
+    """The request in every way at every worker, by the policy in force; one of `able` will get it, and may read from one of
+    `readable`."""
     if outlook.weights.policy != "vertumnus":
         return plain(outlook, able, question, cached_W, _pending(outlook, question, cached_W))
     more: list[_Way] = []
     if outlook.parameters.in_flight_prefixes and outlook.loads.in_flight:
         more += _in_flight(outlook, question, cached_W, trust)
     fetch_from = None
-    if outlook.parameters.prefix_fetch and (source := _source(outlook, able, cached_W)) is not None:
+    if outlook.parameters.prefix_fetch and (source := _source(outlook, readable, cached_W)) is not None:
         fetch_from = outlook.board.roster.workers[source]
         more += _fetched(outlook, source, cached_W)
     more += _pending(outlook, question, cached_W)
@@ -160,14 +166,15 @@ def _waits_us(loads: Loads, request: RequestId) -> int:
     return 0 if assignment.started else assignment.service_us
 
 
-def _source(outlook: Outlook, able: Able, cached_W: Ints) -> int | None:
+def _source(outlook: Outlook, readable: Able, cached_W: Ints) -> int | None:
     """Who is read from: the row of the longest prefix among those that may be read from now."""
     members = outlook.board.members
     held_W = cached_W * members.can_fetch_W
     for node, reads in outlook.loads.fetching.items():
-        if reads >= FETCHES_PER_SOURCE_MAX and (rows_W := members.rows_of.get(node)) is not None:
-            held_W[rows_W] = 0
-    row = int(held_W.argmax() if able.rows_W is None else able.rows_W[held_W[able.rows_W].argmax()])
+        if reads >= FETCHES_PER_SOURCE_MAX and (busy_W := members.rows_of.get(node)) is not None:
+            held_W[busy_W] = 0
+    rows_W = readable.rows_W
+    row = int(held_W.argmax() if rows_W is None else rows_W[held_W[rows_W].argmax()])
     return row if held_W[row] else None
 
 

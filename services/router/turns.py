@@ -38,11 +38,19 @@ def next_turn(state: State, source: Source, moment: Moment, by: Place = decider.
             if not admission.has_idle(books):
                 continue
             rule = partial(_on_idle, by)
-        for each in decider.assign_again(state, head.request, 0, moment, rule):
-            assert isinstance(each, RequestAssigned), "whoever waits has had no attempt"
+        for each in _went(state, head, moment, rule):
             late = _late(head, each.queue_us + each.service_us, each.worker, moment)
-            return [each if late is None else _rejected(state, head, moment, late)]
+            if late is None:
+                return [each]
+            in_time = partial(_in_time, rule, late.allowed - late.used)
+            return [*_went(state, head, moment, in_time)] or [_rejected(state, head, moment, late)]
     return []
+
+
+def _went(state: State, waiting: Waiting, moment: Moment, by: Place) -> Iterator[RequestAssigned]:
+    for each in decider.assign_again(state, waiting.request, 0, moment, by):
+        assert isinstance(each, RequestAssigned), "whoever waits has had no attempt"
+        yield each
 
 
 def overdue(state: State, source: Source, moment: Moment) -> list[Turn]:
@@ -72,6 +80,12 @@ def _late(waiting: Waiting, more_us: int, where: str, moment: Moment) -> LimitMe
 
 def _on_idle(by: Place, state: State, question: Question) -> tuple[Placement | None, Counter[Exclusion]]:
     return by(state, replace(question, idle_only=True))
+
+
+def _in_time(
+    by: Place, within_us: int, state: State, question: Question
+) -> tuple[Placement | None, Counter[Exclusion]]:
+    return by(state, replace(question, within_us=within_us))
 
 
 def _in_order(state: State, source: Source, now_ns: int) -> Iterator[tuple[TenantId, Waiting]]:

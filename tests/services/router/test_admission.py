@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from router_world import ME, NOW_NS, SECOND_NS, Log, arrival, pool_of, prefilled, started
 
-from services.router import turns
+from services.router import decider, turns
 from services.router.decider import Arrival, Moment, receive
+from services.router.usage import total
 from shared.contracts.envelope import EventData
 from shared.contracts.events import (
     LimitMet,
@@ -267,3 +268,44 @@ class TestTurns:
         refused = ask(log, of("a", "2", placed_only=True))
         assert met(refused) == LimitMet(name="share-us", scope="a", allowed=250_000, used=2_000_000, added=2_000_000)
         assert refused.retry_after_s == 4
+
+    def test_what_another_gateway_forwards_need_not_wait_while_a_worker_has_nothing_to_do(self) -> None:
+        log = pool(4, 4, **{**SHARED, "share_s": 0})
+        workers = [ask(log, of("a", request, placed_only=True)).worker for request in ("1", "2")]
+        assert sorted(workers) == ["n0/1/0", "n0/1/4"]
+        assert met(ask(log, of("a", "3", placed_only=True))).name == "share-us"
+
+    def test_a_turn_that_would_be_late_at_the_cheapest_worker_is_taken_at_one_that_is_in_time(self) -> None:
+        """Degree 1 takes 5 s and is the cheaper by λ; after 3 s of waiting only degree 4, which takes 2 s, is in time."""
+        log = pool(4, 1, 1, 1, 1, **SHARED, beta=1, lam=10)
+        for _ in range(5):
+            ask(log, of("a", f"a{log.seq}"))
+        hard = {"slo_us": 6_000_000, "hard_slo": True}
+        assert isinstance(ask(log, of("a", "hard", **hard)), RequestHeld)
+        for request, opened in list(log.state.loads.open.items()):
+            if opened.worker is not None:
+                log.fold(RequestCancelled(request=request), source=ME)
+        [went] = turn(log, NOW_NS + 3 * SECOND_NS)
+        assert isinstance(went, RequestAssigned)
+        assert (went.request, went.degree, went.excluded) == ("hard", 4, {"slo": 4})
+
+    def test_what_was_given_is_counted_by_entry(self) -> None:
+        """Sums over a minute are those over its requests, of one tenant, of the unlisted together, and of all."""
+        log = pool(4, tenants={"a": {}, "b": {}, "unused": {}})
+        given = [("a", 100, 0), ("x", 200, 1), ("b", 300, 1), ("y", 400, 1), ("a", 500, 70), ("x", 600, 70)]
+        for number, (tenant, tokens, second) in enumerate(given):
+            log.fold(*receive(log.state, of(tenant, str(number), tokens), Moment(NOW_NS + second * SECOND_NS, 0))[:1])
+            assigned = decider.assign_again(
+                log.state, RequestId(str(number)), 0, Moment(NOW_NS + second * SECOND_NS, 0)
+            )
+            log.fold(*assigned)
+        whose: dict[str | None, tuple[str, ...]] = {
+            "a": ("a",), "b": ("b",), "x": ("x", "y"), "z": ("x", "y"), "unused": (), None: ("a", "b", "x", "y"),
+        }  # fmt: skip
+        first_s = NOW_NS // SECOND_NS
+        for tenant, counted in whose.items():
+            asked = TenantId(tenant) if tenant is not None else None
+            for since in (0, 1, 70):
+                tokens = [tokens for name, tokens, second in given if name in counted and second >= since]
+                found = total(served for _, served in log.state.usage.served(asked, first_s + since))
+                assert (found.requests, found.tokens) == (len(tokens), sum(tokens)), (tenant, since)

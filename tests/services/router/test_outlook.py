@@ -1,11 +1,14 @@
 """What `vertumnus` adds, one addition at a time, against sums done by hand. `ROUND`: 1,000 uncached tokens take
 1 s + 4 s / C, cached ones 0.1 s."""
 
+from dataclasses import replace
+
 import pytest
 from router_world import ME, NOW_NS, SECOND_NS, Log, arrival, blocks, committed, pool_of, prefilled, started
 
-from services.router.decider import Arrival, Moment, assign_again, receive, redirect
+from services.router.decider import Arrival, Moment, assign_again, receive, redirect, weigh
 from services.router.outlook import weights
+from services.router.placement import Question
 from shared.contracts.copy_commands import FETCHES_PER_SOURCE_MAX
 from shared.contracts.events import (
     BlockRun,
@@ -90,6 +93,16 @@ def test_without_its_additions_it_is_the_papers_rule_with_a_lambda_of_its_own() 
     # s = 2 s, and λ prices 4·2 - 5 = 3 s.
     assert at(assigned, "n0/1/4").price_us == 6_000_000 + 150_000
     assert at(assigned, "n0/1/0").price_us == 15_000_000
+
+
+def test_who_has_a_longer_prompt_waiting_has_something_to_do() -> None:
+    """A newcomer of 0.2 s would be served before one of 2 s, and delay it."""
+    log = pool(4, only="ordered_queue")
+    waiting = assign(log, arrival("r1"))
+    asked = Question(100, (), NOW_NS)
+    assert (placed := weigh(log.state, asked)[0]) is not None
+    assert placed.winner.queue_us == 0
+    assert weigh(log.state, replace(asked, idle_only=True)) == (None, {waiting.worker: "share"})
 
 
 class TestInFlight:
@@ -238,6 +251,16 @@ class TestFetch:
         log.fold(prefilled("r2", found[0].worker))
         assert assign(log, arrival("r9")).fetch_from == source
         log.state.loads.check()
+
+    def test_who_is_too_busy_to_serve_can_be_read_from(self) -> None:
+        """1,000 tokens take 2 s to compute and 0.39 s with 900 of them fetched, by a worker that has nothing to do."""
+        log, source = self.fetching(4, 4)
+        placed, excluded = weigh(
+            log.state, Question(1_000, arrival("r9").chain, NOW_NS, within_us=1_000_000, idle_only=True)
+        )
+        assert excluded == {source: "share"}
+        assert placed is not None
+        assert (placed.winner.fetch_from, placed.winner.service_us) == (source, 385_000)
 
     def test_a_node_that_cannot_fetch_is_asked_to_compute(self) -> None:
         log, _ = self.fetching(4, 4)

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 from router_front import Agent, Front, continuation, front, serve_when_told, tokens_of
+from router_world import arrival
 
+from services.router import decider
 from services.router.calls import Call, Rejected
+from services.router.decider import Moment
 from shared.contracts.events import (
     ParametersChanged,
     RequestAssigned,
@@ -18,8 +21,9 @@ from shared.contracts.events import (
     RequestFailed,
     RequestHeld,
     RequestRejected,
+    RouterLost,
 )
-from shared.contracts.ids import TenantId
+from shared.contracts.ids import RouterId, Source, TenantId
 from shared.model.cost import Coefficients
 from tests.support.replica import eventually
 
@@ -100,6 +104,21 @@ async def test_who_waits_too_long_is_rejected_once(tmp_path: Path) -> None:
         assert rejected.limit is not None
         assert (rejected.request, rejected.limit.name) == (second.request, "held-us")
         assert not router.told(RequestFailed)
+
+
+async def test_what_a_lost_router_leaves_free_is_given_to_those_who_wait(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as (router, agent):
+        elsewhere = arrival("r1")._replace(tenant=TenantId("many"))
+        facts = decider.receive(router.state, elsewhere, Moment(router.clock.now_ns(), router.projection.seen_seq))
+        await router.tell(*facts, sender="router", source="router-2-0000")
+        await eventually(lambda: "r1" in router.state.loads.open)
+        waiting = await submit(router, "many")
+        assert list(router.state.usage.waits) == [waiting.request]
+        lost = RouterLost(router=RouterId("r2"), source=Source("router-2-0000"))
+        await router.tell(lost, sender="controller", source="controller")
+        answer = asyncio.ensure_future(tokens_of(waiting))
+        await begin(agent)
+        assert await answer == continuation(PROMPT, 8)
 
 
 async def test_a_router_that_ends_fails_those_who_wait(tmp_path: Path) -> None:
