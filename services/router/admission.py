@@ -83,10 +83,11 @@ def refused(books: Books, received: RequestReceived, now_ns: int) -> RequestReje
 
 def _by_tenant(books: Books, received: RequestReceived, now_ns: int) -> RequestRejected | None:
     usage, tenant, tokens = books.usage, received.tenant, received.prompt_tokens
-    limits, taken, minute = usage.shares.of(tenant), usage.taken(tenant), last_minute(usage, tenant, now_ns)
+    limits, taken = usage.shares.of(tenant), usage.taken(tenant)
+    minute_tokens = last_minute(usage, tenant, now_ns).tokens if limits.tokens_per_minute else 0
     counted: tuple[tuple[LimitName, int, int, int], ...] = (
         ("requests", limits.requests_max, taken.requests, 1),
-        ("tokens-per-minute", limits.tokens_per_minute, minute.tokens + taken.held_tokens, tokens),
+        ("tokens-per-minute", limits.tokens_per_minute, minute_tokens + taken.held_tokens, tokens),
         ("queued-tokens", limits.queued_tokens_max, taken.queued_tokens, tokens),
     )
     for name, allowed, used, added in counted:
@@ -95,6 +96,7 @@ def _by_tenant(books: Books, received: RequestReceived, now_ns: int) -> RequestR
             if name == "tokens-per-minute":
                 wait_s = _passes_s(usage, tenant, met, now_ns)
             else:
+                minute = last_minute(usage, tenant, now_ns)
                 wait_s = retry_after_s(met, minute.requests if name == "requests" else minute.tokens)
             return _rejected(books, received, now_ns, "rate-limited", met, wait_s)
     return None
@@ -114,8 +116,8 @@ def late(books: Books, received: RequestReceived, winner: PricedCandidate, now_n
 def held(
     books: Books, received: RequestReceived, winner: PricedCandidate, now_ns: int
 ) -> RequestHeld | RequestRejected | None:
-    """That a request waits for its tenant's turn, unless a worker has nothing to do; None if its share has room. Nobody
-    overtakes those of his tenant who wait already. One that another gateway forwards cannot wait here."""
+    """That a request waits for its tenant's turn; None if its share has room. Nobody overtakes those of his tenant who wait
+    already. One that another gateway forwards cannot wait here, and is refused."""
     tenant = received.tenant
     share, ahead = share_of(books, tenant, now_ns), books.usage.ahead(tenant)
     if share is None or not (ahead or share.is_passed(winner.service_us)):

@@ -8,9 +8,8 @@ wait at which router.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import NamedTuple
 
 from services.router.loads import Loads, OpenRequest
@@ -71,14 +70,15 @@ class Waiting(NamedTuple):
 
 @dataclass(slots=True)
 class Usage:
-    """State of the fold; `evolve` is its only writer. `held` are the waiting requests by router and tenant."""
+    """State of the fold; `evolve` is its only writer. `held` are the waiting requests by router and tenant; of each second,
+    None stands for everybody, so that no question adds up all tenants."""
 
     shares: Shares = field(default_factory=lambda: Shares(()))
     tenant_of: dict[RequestId, TenantId] = field(default_factory=dict)
     counted: dict[RequestId, Taken] = field(default_factory=dict)
     of_tenant: dict[TenantId, Taken] = field(default_factory=dict)
     everybody: Taken = field(default_factory=Taken)
-    seconds: dict[int, dict[TenantId, Served]] = field(default_factory=dict)
+    seconds: dict[int, dict[TenantId | None, Served]] = field(default_factory=dict)
     newest_s: int = 0
     held: dict[Source, dict[TenantId, list[Waiting]]] = field(default_factory=dict)
     waits: dict[RequestId, tuple[Source, Waiting]] = field(default_factory=dict)
@@ -88,8 +88,8 @@ class Usage:
         if self.shares.of(tenant).tenant != OTHERS:
             return self.of_tenant.get(tenant, Taken())
         taken = self.everybody
-        for listed in self.shares.listed:
-            taken = taken.plus(self.of_tenant.get(listed, Taken()), -1)
+        for listed in self.shares.listed & self.of_tenant.keys():
+            taken = taken.plus(self.of_tenant[listed], -1)
         return taken
 
     def served(self, tenant: TenantId | None, since_s: int) -> list[tuple[int, Served]]:
@@ -98,14 +98,19 @@ class Usage:
         found = []
         for second in range(max(since_s, self.newest_s - KEPT_S), self.newest_s + 1):
             if by_tenant := self.seconds.get(second):
-                served = total(more for each, more in by_tenant.items() if tenant is None or self._alike(each, tenant))
+                served = self._part_of(by_tenant, tenant)
                 if served.requests:
                     found.append((second, served))
         return found
 
-    def _alike(self, one: TenantId, other: TenantId) -> bool:
-        """Whether two tenants share an entry."""
-        return one == other or not {one, other} & self.shares.listed
+    def _part_of(self, by_tenant: Mapping[TenantId | None, Served], tenant: TenantId | None) -> Served:
+        """What those had of one second who share this tenant's entry."""
+        if tenant is None or self.shares.of(tenant).tenant != OTHERS:
+            return by_tenant.get(tenant, Served())
+        served = by_tenant[None]
+        for listed in self.shares.listed & by_tenant.keys():
+            served = served.plus(by_tenant[listed], -1)
+        return served
 
     def ahead(self, tenant: TenantId) -> int:
         """How many of a tenant wait at routers."""
@@ -204,11 +209,11 @@ def _serve(usage: Usage, data: RequestAssigned) -> None:
             del usage.seconds[old]
     if second > usage.newest_s - KEPT_S:
         by_tenant = usage.seconds.setdefault(second, {})
-        tenant = usage.tenant_of[data.request]
         served = Served(1, data.uncached_tokens + data.cached_tokens, data.uncached_tokens)
-        by_tenant[tenant] = by_tenant.get(tenant, Served()).plus(served)
+        for each in (None, usage.tenant_of[data.request]):
+            by_tenant[each] = by_tenant.get(each, Served()).plus(served)
 
 
 def total(parts: Iterable[Served]) -> Served:
     """All of it."""
-    return reduce(Served.plus, parts, Served())
+    return Served(*map(sum, zip(*parts, strict=True)))
