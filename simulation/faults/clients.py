@@ -27,6 +27,8 @@ TRIES_S_MAX = 40.0
 
 DOCUMENT_BLOCKS = 3
 
+REJECTIONS = ("no-worker", "too-long", "rate-limited", "overloaded", "slo")
+
 Outcome = Literal["waiting", "served", "failed", "rejected", "refused", "left", "broken"]
 """broken: its router ended while it waited. refused: never received. left: by its own will."""
 
@@ -88,7 +90,7 @@ class Client:
         except NotReceived:
             return False
         except Unserved as error:
-            known = error.reason in ("no-worker", "too-long") and not self.given
+            known = error.reason in REJECTIONS and not self.given
             self.outcome, self.reason = ("rejected" if known else "failed"), error.reason
         return True
 
@@ -124,13 +126,13 @@ class Client:
             raise WrongToken(f"{self.name}: tokens from number {begin} on are {tokens} instead of {expected}")
 
     def _order(self, process: Process) -> Order:
-        asked = self.asked
+        asked, tenant = self.asked, TenantId(self.asked.tenant)
         return Order(
             request=self.request,
-            tenant=TenantId("default"),
+            tenant=tenant,
             model="modelled",
             tokens=self.tokens,
-            chain=tuple(block_chain(self.tokens, BLOCK_TOKENS, block_key(NOT_A_SECRET.read_bytes(), "default"))),
+            chain=tuple(block_chain(self.tokens, BLOCK_TOKENS, block_key(NOT_A_SECRET.read_bytes(), tenant))),
             max_tokens=asked.max_tokens,
             stop_tokens=self.stop_tokens,
             sampling=_sampling(asked),

@@ -30,6 +30,17 @@ CHANGES: tuple[dict[str, Any], ...] = (
 )
 """Policies that scenarios try, with thresholds that a handful of short requests reaches."""
 
+TENANTS: tuple[dict[str, Any], ...] = (
+    {"tenants": {"many": {}, "few": {"weight": 3}}, "share_s": 0},
+    {
+        "tenants": {"many": {"queued_tokens_max": 300}, "few": {"requests_max": 1}, "*": {}},
+        "share_s": 0.1,
+        "held_s_max": 3,
+    },
+    {"tenants": {"many": {"slo_ms": 500, "hard_slo": True}, "few": {"tokens_per_minute": 2_000}}, "share_s": 0},
+)
+"""What tenants may have, so little of it that they meet every limit, and wait for their turns."""
+
 Proposal = Callable[[State], Sequence[EventData]]
 
 
@@ -56,6 +67,9 @@ async def ask(scene: Scene, asked: Ask) -> None:
         case "parameters":
             changes = CHANGES[int(asked.choice * len(CHANGES))]
             await _propose(scene, lambda state: decider.change_parameters(state, changes, ASKER))
+        case "tenants":
+            given = TENANTS[int(asked.choice * len(TENANTS))]
+            await _propose(scene, lambda state: decider.change_parameters(state, given, ASKER))
 
 
 def _composition(scene: Scene, asked: Ask) -> Composition:

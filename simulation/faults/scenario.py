@@ -14,7 +14,9 @@ FaultKind = Literal[
     "kill", "stop", "cut", "outage", "loss", "repetition", "disorder", "delay", "unacknowledged", "late", "straggler",
     "engine-death", "lost-copy", "database-away",
 ]  # fmt: skip
-AskKind = Literal["reconfigure", "drain", "freeze", "cordon", "parameters"]
+AskKind = Literal["reconfigure", "drain", "freeze", "cordon", "parameters", "tenants"]
+
+AT_ANY_TIME: tuple[AskKind, ...] = ("reconfigure", "drain", "freeze", "cordon", "parameters")
 
 STRENGTHS: dict[FaultKind, tuple[float, float]] = {
     "loss": (0.02, 0.5),
@@ -37,6 +39,11 @@ FAULTS_FROM_S = 2.0
 """A pool comes up undisturbed in most scenarios, or little would ever run."""
 
 
+TENANTS = ("many", "many", "many", "few", "other")
+TENANTS_SHARE = 0.25
+"""Of all scenarios, those in which the requests are several tenants', and an operator gives them limits and shares."""
+
+
 class Fault(NamedTuple):
     """`target` is a role's name; empty for everybody at once."""
 
@@ -57,7 +64,7 @@ class Ask(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One client's request: blocks of shared documents, a tail of its own, and how much patience there is.
+    """One client's request: blocks of documents that its tenant shares, a tail of its own, and how much patience there is.
 
     `leaves_after` and `enough_after` count tokens; `patience_s` ends a wait for the next one.
     """
@@ -72,6 +79,7 @@ class Request(NamedTuple):
     leaves_after: int | None = None
     enough_after: int | None = None
     patience_s: float | None = None
+    tenant: str = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +156,10 @@ def draw(seed: int) -> Scenario:
     policies = [Ask(at_s, "parameters", 0, round(chance.random(), 6)) for at_s in (0.5, 1.5) if chance.random() < 0.5]
     asks = sorted([*policies, *(_ask(chance, shape, lasts_s) for _ in range(chance.choice((0, 0, 1, 2, 4))))])
     faults = sorted(_fault(chance, shape, lasts_s) for _ in range(chance.choice((0, 1, 2, 2, 3, 4, 6, 8))))
+    of_tenants = Random(f"tenants {seed}")
+    if of_tenants.random() < TENANTS_SHARE:
+        requests = [each._replace(tenant=of_tenants.choice(TENANTS)) for each in requests]
+        asks = sorted([*asks, Ask(round(of_tenants.uniform(0.3, 2), 3), "tenants", 0, round(of_tenants.random(), 6))])
     return Scenario(
         seed=seed,
         shape=shape,
@@ -196,7 +208,7 @@ def _request(chance: Random, bursts: list[float], lasts_s: float) -> Request:
 
 
 def _ask(chance: Random, shape: Shape, lasts_s: float) -> Ask:
-    kind: AskKind = chance.choice((*("reconfigure",) * 6, *get_args(AskKind)))
+    kind: AskKind = chance.choice((*("reconfigure",) * 6, *AT_ANY_TIME))
     return Ask(
         at_s=round(chance.uniform(2, lasts_s), 3),
         kind=kind,

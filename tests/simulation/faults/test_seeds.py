@@ -18,3 +18,10 @@ def test_seeds_are_clean(first: int) -> None:
     failed = [f"{each.violations[0]}: {Parts().command(each.seed)}" for each in verdicts if not each.clean]
     assert not failed, "\n".join(failed)
     assert all(each.verified > 0 for each in verdicts)
+
+
+def test_tenants_wait_for_their_turns_and_meet_their_limits() -> None:
+    verdict = judge(draw(13))
+    assert verdict.clean, verdict.violations
+    assert verdict.types["request-held"] > 0
+    assert verdict.types["request-rejected"] > 0
