@@ -268,7 +268,7 @@ async def test_a_server_that_never_answers_is_named(settings: SglangSettings) ->
 
 async def test_a_server_that_was_restarted_is_another_one(engine: SglangEngine, server: Replay) -> None:
     server.well = False
-    await asyncio.sleep(1.5)  # long enough for a probe, too short for the five that are believed
+    await until(lambda: False in server.probed)  # one of the five that are believed
     server.boot, server.well = 1.0, True
     assert "was restarted" in await asyncio.wait_for(engine.wait_died(), 60)
     with pytest.raises(EngineDied):
