@@ -3,16 +3,17 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from services.worker.engine.copy_plan import HandOffPlan
-from services.worker.engine.protocol import Cancelled, EngineError, PrefillItem
+from services.worker.engine.protocol import Cancelled, EngineError, HandedOff, PrefillItem
 from services.worker.engine.torch.zygote import Zygote
 from shared.contracts.ids import RequestId
 from tests.services.worker.engine.contract import Node, first_token, prompt
@@ -53,9 +54,9 @@ async def is_as_before(node: Node) -> None:
     assert node.engine.health().ok
 
 
-async def on_its_way(node: Node, plan: HandOffPlan) -> "asyncio.Task[object]":
+async def on_its_way(node: Node, hand_off: Coroutine[Any, Any, HandedOff]) -> "asyncio.Task[HandedOff]":
     """A hand-off of which the first block is there and the last is not."""
-    handing = asyncio.create_task(node.engine.hand_off(GUEST, plan))
+    handing = asyncio.create_task(hand_off)
     context = os.open(f"/proc/self/fd/{node.engine._ranks.files[-1]}", os.O_RDONLY)  # type: ignore[attr-defined]
     while not handing.done() and not any(os.pread(context, 4096, 0)):  # noqa: ASYNC110 - another process writes it
         await asyncio.sleep(0.001)
@@ -82,7 +83,7 @@ async def test_the_tokens_are_those_of_transformers(nodes: Nodes, tiny_llama: Pa
 
 async def test_a_source_that_dies_in_the_middle_leaves_nothing_and_can_be_asked_again(nodes: Nodes) -> None:
     source, node, item, first, plan = await pair(nodes, copy_bytes_per_s=SLOW_BYTES_PER_S)
-    handing = await on_its_way(node, plan)
+    handing = await on_its_way(node, node.engine.hand_off(GUEST, plan))
     os.kill(mover_pid(source), signal.SIGKILL)
     with pytest.raises(EngineError, match="source-lost"):
         await handing
@@ -95,7 +96,7 @@ async def test_a_source_that_dies_in_the_middle_leaves_nothing_and_can_be_asked_
 
 async def test_a_reader_whose_mover_dies_frees_the_sequence_and_starts_another(nodes: Nodes) -> None:
     _, node, _, first, plan = await pair(nodes, copy_bytes_per_s=SLOW_BYTES_PER_S)
-    handing = await on_its_way(node, plan)
+    handing = await on_its_way(node, node.engine.hand_off(GUEST, plan))
     os.kill(mover_pid(node), signal.SIGKILL)
     with pytest.raises(EngineError, match="the mover ended"):
         await handing
@@ -111,8 +112,7 @@ async def test_a_hand_off_within_the_node_is_tried_again_when_its_mover_dies(nod
     item = node.item(prompt(PROMPT_TOKENS))
     first = first_token(await node.prefill(group, item))
     alone = await node.serve(group, prompt(PROMPT_TOKENS), 6)
-    handing = asyncio.create_task(node.engine.hand_off(item.request))
-    await asyncio.sleep(0.1)
+    handing = await on_its_way(node, node.engine.hand_off(item.request))
     os.kill(mover_pid(node), signal.SIGKILL)
     await handing
     node.engine.release(item.request)
@@ -146,7 +146,7 @@ async def test_what_is_not_what_was_offered_is_not_decoded(nodes: Nodes, why: st
 
 async def test_a_hand_off_that_is_called_off_frees_its_sequence_when_nothing_is_written(nodes: Nodes) -> None:
     _, node, _, _, plan = await pair(nodes, copy_bytes_per_s=SLOW_BYTES_PER_S)
-    handing = await on_its_way(node, plan)
+    handing = await on_its_way(node, node.engine.hand_off(GUEST, plan))
     os.kill(mover_pid(node), signal.SIGSTOP)
     node.engine.cancel(GUEST)
     with pytest.raises(Cancelled):
