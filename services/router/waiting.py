@@ -5,12 +5,13 @@ from collections.abc import Sequence
 
 import structlog
 
-from services.router import turns
+from services.router import decider, turns
 from services.router.calls import Call
 from services.router.turns import Turn
 from services.router.wiring import Placed, Wiring, rejection
-from shared.contracts.events import RequestAssigned
+from shared.contracts.events import RequestAssigned, RequestCancelled
 from shared.contracts.ids import RequestId
+from shared.runtime.appending import Origin
 from shared.runtime.outbox import OutboxFull
 
 
@@ -49,8 +50,11 @@ class WaitingRoom:
     def _settle(self, decided: Sequence[Turn]) -> bool:
         """Record and tell; whether there was anything, and room for it. What the log does not take now is decided anew."""
         for each in decided:
-            call, turn = self._turns[each.request]
             try:
+                if (found := self._turns.get(each.request)) is None:
+                    self._end(each.request)
+                    continue
+                call, turn = found
                 [event] = self._wiring.record(call, [each])
             except OutboxFull as full:
                 self._logger.warning("a turn waits for the log", error=str(full))
@@ -63,3 +67,8 @@ class WaitingRoom:
                 self._wiring.metrics.ended.labels("rejected").inc()
                 turn.set_exception(rejection(each))
         return bool(decided)
+
+    def _end(self, request: RequestId) -> None:
+        """Of one whose client left when the log had no room for that. Errors: OutboxFull."""
+        ended = decider.end(self._wiring.state, RequestCancelled(request=request))
+        self._wiring.outbox.record(ended, Origin(request))

@@ -25,6 +25,7 @@ from shared.contracts.events import (
 )
 from shared.contracts.ids import RouterId, Source, TenantId
 from shared.model.cost import Coefficients
+from shared.runtime.outbox import OutboxFull
 from tests.support.replica import eventually
 
 SLOW = Coefficients(version="slow", d=1.0, a=0.0, b=0.0, c=0.0, alpha=0.0)
@@ -88,6 +89,27 @@ async def test_a_client_that_leaves_while_it_waits_ends_its_request(tmp_path: Pa
             assert await answer == continuation(PROMPT, 8)
         await router.settled()
         assert second.request not in [each.request for each in agent.assigns]
+
+
+async def test_who_leaves_while_the_log_has_no_room_is_ended_when_its_turn_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OutboxFull("full")
+
+    async with sharing(tmp_path) as (router, agent):
+        first, second, third = [await submit(router, "many") for _ in range(3)]
+        await eventually(lambda: bool(agent.queued))
+        with monkeypatch.context() as patched:
+            patched.setattr(router.outbox, "record", full)
+            second.leave()
+            await eventually(lambda: second.is_closed)
+        for call in (first, third):
+            answer = asyncio.ensure_future(tokens_of(call))
+            await begin(agent)
+            assert await answer == continuation(PROMPT, 8)
+        await router.settled()
+        assert [each.request for each in router.told(RequestCancelled)] == [second.request]
 
 
 async def test_who_waits_too_long_is_rejected_once(tmp_path: Path) -> None:
