@@ -10,12 +10,12 @@ KEPT_MAX = 24
 THIN_OUT = """
 DELETE FROM states s WHERE (s.log, s.stream_seq) NOT IN (
     SELECT log, stream_seq FROM states ORDER BY 1 DESC, 2 DESC LIMIT $1
-) AND NOT EXISTS (SELECT FROM beginnings b WHERE b.log = s.log)
+) AND NOT EXISTS (SELECT FROM beginnings b WHERE (b.log, b.stream_seq) = (s.log, s.stream_seq))
 """
 
 
 async def keep(connection: Any, place: Place, content: bytes) -> None:
-    """Keep a state; the oldest ones go."""
+    """Keep a state; the oldest ones go, but for that with which a part begins."""
     await connection.execute("INSERT INTO states VALUES ($1, $2, $3) ON CONFLICT DO NOTHING", *place, content)
     await connection.execute(THIN_OUT, KEPT_MAX)
 
