@@ -5,7 +5,7 @@ streams it had, and the engine only when none is left.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,7 +155,7 @@ class Fleet:
         for rank, server in enumerate(self.decode):
             self.spawn(self._watch_decode(rank, server, gone))
         self.starting = "KV events are not replayed"
-        ready = asyncio.gather(*(stream.ready.wait() for stream in streams))
+        ready = asyncio.create_task(_all_ready(streams))
         try:
             await asyncio.wait((ready, self.lost), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -231,6 +231,11 @@ class Fleet:
             await server.close()
         if self._process is not None:
             await self._process.stop()
+
+
+async def _all_ready(streams: Sequence[EventStream]) -> None:
+    for stream in streams:
+        await stream.ready.wait()
 
 
 def _runs(pid: int) -> bool:
