@@ -98,21 +98,28 @@ class Server:
         return self._read(response.status_code, response.content)
 
     def _read(self, status: int, content: bytes) -> dict[str, Any]:
-        """Errors: EngineError with the words of a refusal. Of one request 503 is that too: its queue is full, say."""
+        """Errors: EngineError with the words of a refusal, and of nothing else in it: a schema's error quotes what was sent, a
+        prompt's tokens. Of one request 503 is a refusal too: its queue is full, say."""
         try:
             answer = orjson.loads(content)
         except orjson.JSONDecodeError:
             answer = {"error": content[:200].decode(errors="replace")}
         if status != httpx.codes.OK:
-            words = answer.get("error", answer) if isinstance(answer, dict) else answer
-            raise EngineError(f"{self.url}: {status}: {str(words)[:500]}")
+            raise EngineError(f"{self.url}: {status}: {_words(answer)[:500]}")
         if not isinstance(answer, dict):
-            raise EngineError(f"{self.url}: answered {str(answer)[:200]}, not an object")
+            raise EngineError(f"{self.url}: answered with a {type(answer).__name__}, not an object")
         return answer
 
     def _lost(self, error: httpx.HTTPError) -> ServerLost:
         failure: Failure = "refused" if isinstance(error, httpx.ConnectError) else "unanswered"
         return ServerLost(failure, f"{self.url}: {type(error).__name__}: {error}")
+
+
+def _words(answer: Any) -> str:
+    """The sentence of an error in OpenAI's form or in SGLang's own; empty if it has none."""
+    error = answer.get("error", answer) if isinstance(answer, dict) else None
+    words = error.get("message") if isinstance(error, dict) else error
+    return words if isinstance(words, str) else ""
 
 
 _JSON = {"Content-Type": "application/json"}
