@@ -9,23 +9,22 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Annotated
 
 import typer
 
+from bench.facts import Facts
 from services.cachemgr import decider
 from services.cachemgr.decider import State
 from services.worker import cache_events
 from services.worker.engine.protocol import Resident
-from shared.contracts.envelope import Envelope, EventData, Stored
+from shared.contracts.envelope import EventData
 from shared.contracts.events import CacheScanCompleted, CommittedWorker, EpochCommitted
-from shared.contracts.ids import BlockId, NodeId, Source, WorkerId, worker_id
+from shared.contracts.ids import BlockId, NodeId, WorkerId, worker_id
 from shared.model.cost import load_coefficients
 from shared.model.lattice import groups_of
-from shared.runtime.clock import Ids, SystemClock
 
 COMPOSITION = (1, 1, 2, 4)
 PROMPT_BLOCKS, SHARED_BLOCKS, SIBLINGS = 256, 64, 16
@@ -40,7 +39,7 @@ class Bench:
     def __init__(self, pool_nodes: int) -> None:
         self.state: State = decider.initial(load_coefficients("qwen3_30b_a3b_h20"))
         self.workers: list[WorkerId] = []
-        self._ids, self._seq = Ids(SystemClock(), Random(1)), count(1)
+        self._facts = Facts()
         for index in range(pool_nodes):
             node = NodeId(f"n{index}")
             workers = tuple(
@@ -57,18 +56,7 @@ class Bench:
 
     def tell(self, *facts: EventData) -> None:
         for fact in facts:
-            seq = next(self._seq)
-            event = Envelope(
-                id=self._ids.next(),
-                type=fact.TYPE,
-                version=fact.VERSION,
-                pool="main",
-                source=Source("bench-1-00000000"),
-                source_seq=seq,
-                time_ns=seq,
-                data=fact,
-            )
-            decider.evolve(self.state, Stored("log", seq, event))
+            decider.evolve(self.state, self._facts.stored(fact, 0))
 
 
 def main(nodes: Annotated[int, typer.Option(min=10_000)] = 1_000_000, pool_nodes: int = 8) -> None:

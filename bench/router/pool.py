@@ -1,13 +1,13 @@
 """A pool of any size as the log would describe it, for measuring a router's decisions without servers."""
 
 import random
-from itertools import count
 
 import numpy as np
 
+from bench.facts import Facts
 from services.router import decider
 from services.router.decider import Arrival, Moment, State
-from shared.contracts.envelope import Envelope, EventData, Stored
+from shared.contracts.envelope import EventData
 from shared.contracts.events import (
     BlockRun,
     BlocksStored,
@@ -16,11 +16,10 @@ from shared.contracts.events import (
     NodeRegistered,
     ParametersChanged,
 )
-from shared.contracts.ids import BlockId, NodeId, RequestId, Source, TenantId, WorkerId, worker_id
+from shared.contracts.ids import BlockId, NodeId, RequestId, TenantId, WorkerId, worker_id
 from shared.model.blocks import Tokens, block_chain
 from shared.model.cost import load_coefficients
 from shared.model.lattice import groups_of
-from shared.runtime.clock import Ids, SystemClock
 
 COEFFICIENTS = "qwen3_30b_a3b_h20"
 COMPOSITION = (1, 1, 2, 4)
@@ -46,8 +45,7 @@ class BenchPool:
         self.block_tokens = block_tokens
         self.state: State = decider.initial(load_coefficients(COEFFICIENTS))
         self.workers: list[WorkerId] = []
-        self._ids = Ids(SystemClock(), random.Random(1))
-        self._seq = count(1)
+        self._facts = Facts()
         self._numbers: dict[WorkerId, int] = {}
         self.now_ns = 1_800_000_000 * 10**9
         self.tell(ParametersChanged(parameters_version=1, changes={"placement_policy": policy}, asked_by="bench"))
@@ -57,18 +55,7 @@ class BenchPool:
     def tell(self, *facts: EventData) -> None:
         """Fold facts, in order."""
         for fact in facts:
-            seq = next(self._seq)
-            event = Envelope(
-                id=self._ids.next(),
-                type=fact.TYPE,
-                version=fact.VERSION,
-                pool="main",
-                source=Source("bench-1-00000000"),
-                source_seq=seq,
-                time_ns=self.now_ns,
-                data=fact,
-            )
-            decider.evolve(self.state, Stored("log", seq, event))
+            decider.evolve(self.state, self._facts.stored(fact, self.now_ns))
 
     def hold(self, worker: WorkerId, chain: tuple[BlockId, ...]) -> None:
         """The worker stores these blocks."""
@@ -85,7 +72,7 @@ class BenchPool:
 
     def decide(self, arrival: Arrival) -> list[EventData]:
         """The whole decision."""
-        return decider.receive(self.state, arrival, Moment(self.now_ns, next(self._seq)))
+        return decider.receive(self.state, arrival, Moment(self.now_ns, next(self._facts.seq)))
 
     def load(self, chance: random.Random, requests: int) -> None:
         """So many requests are placed, and wait."""
