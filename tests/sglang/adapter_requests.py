@@ -1,5 +1,6 @@
-"""What the adapter's tests share: the model of their servers, and requests as an agent sends them to a worker of one rank."""
+"""What the adapter's tests share: its settings, and requests as an agent sends them to a worker of one rank."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,11 @@ import pytest
 from services.worker.engine.continuation import Continuation
 from services.worker.engine.protocol import ItemResult, PrefillItem, PrefillStep, Sampling, StepResult
 from services.worker.engine.sglang.engine import SglangEngine
+from services.worker.engine.sglang.settings import DecodeAddress, ServerAddress, SglangSettings
 from shared.contracts.ids import RequestId
 from shared.model.blocks import Tokens, block_chain
 from shared.model.lattice import Group
-from tests.support.adapter_servers import CAPACITY_TOKENS, PAGE_TOKENS, python
-from tests.support.tiny_models import write_tiny_model
+from tests.support.adapter_servers import CAPACITY_TOKENS, PAGE_TOKENS, Running, python
 
 CONTEXT_TOKENS = 4_096
 ON_REAL_SERVERS = [
@@ -24,10 +25,23 @@ BLOCKS = CAPACITY_TOKENS // PAGE_TOKENS
 WORKER = Group(0, 1)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen3 in float32: bfloat16 would make near ties of its random logits."""
-    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny-qwen3", "qwen3", context=CONTEXT_TOKENS)
+def settings_for(model: Path, running: Running, units: int = 1, decode: Sequence[Running] = ()) -> SglangSettings:
+    """Of one server, and decode servers if there are any. Everybody is patient on a busy machine."""
+    return SglangSettings(
+        model_dir=model,
+        servers=(
+            ServerAddress(url=running.url, degree=units, bootstrap_port=running.bootstrap_port if decode else None),
+        ),
+        decode=tuple(DecodeAddress(url=each.url) for each in decode),
+        adaptive=units > 1,
+        block_tokens=PAGE_TOKENS,
+        blocks_per_rank=BLOCKS,
+        context_tokens_max=CONTEXT_TOKENS,
+        silence_s=600.0,
+        start_limit_s=60.0,
+        drain_s=60.0,
+        vote_s=30.0,
+    )
 
 
 def prompt(length: int, seed: int) -> Tokens:

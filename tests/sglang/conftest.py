@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sglang.adapter_requests import CONTEXT_TOKENS
 from tests.support.adapter_servers import Running, server
 from tests.support.tiny_models import write_tiny_model
 
@@ -14,13 +15,13 @@ HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 
 
 @pytest.fixture(scope="session")
-def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen3, float32."""
-    return write_tiny_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3", context=4096, **HEADS)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3."""
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny-qwen3", "qwen3", context=CONTEXT_TOKENS, **HEADS)
 
 
 @pytest.fixture(scope="module")
-def fixed_server(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def fixed_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One unit, without the plug-in."""
-    with server(qwen3, tmp_path_factory.mktemp("fixed") / "log") as running:
+    with server(model, tmp_path_factory.mktemp("fixed") / "log") as running:
         yield running

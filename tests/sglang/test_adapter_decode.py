@@ -11,12 +11,10 @@ import pytest
 
 from services.worker.engine.protocol import EngineError, PrefillStep, Sampling
 from services.worker.engine.sglang.engine import SglangEngine
-from services.worker.engine.sglang.settings import DecodeAddress, ServerAddress, SglangSettings
 from shared.runtime.clock import SystemClock
-from tests.sglang.adapter_requests import BLOCKS, ON_REAL_SERVERS, WORKER, generate, item, model, one, prompt
-from tests.support.adapter_servers import PAGE_TOKENS, Running, server
+from tests.sglang.adapter_requests import ON_REAL_SERVERS, WORKER, generate, item, one, prompt, settings_for
+from tests.support.adapter_servers import DECODE, PREFILL, Running, server
 
-__all__ = ["model"]  # a fixture
 pytestmark = ON_REAL_SERVERS
 
 DEADLINE_S = 300
@@ -24,35 +22,19 @@ DEADLINE_S = 300
 
 @pytest.fixture(scope="module")
 def prefill_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    log = tmp_path_factory.mktemp("logs") / "prefill.log"
-    with server(model, log, "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mooncake") as up:
-        yield up
+    with server(model, tmp_path_factory.mktemp("logs") / "prefill.log", *PREFILL) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def decode_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    log = tmp_path_factory.mktemp("logs") / "decode.log"
-    with server(
-        model,
-        log,
-        *("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "mooncake"),
-        *("--disaggregation-decode-retraction-backup", "none"),
-    ) as up:
-        yield up
+    with server(model, tmp_path_factory.mktemp("logs") / "decode.log", *DECODE) as running:
+        yield running
 
 
 @pytest.fixture
 async def engine(model: Path, prefill_server: Running, decode_server: Running) -> AsyncIterator[SglangEngine]:
-    settings = SglangSettings(
-        model_dir=model,
-        servers=(ServerAddress(url=prefill_server.url, degree=1, bootstrap_port=prefill_server.bootstrap_port),),
-        decode=(DecodeAddress(url=decode_server.url),),
-        adaptive=False,
-        block_tokens=PAGE_TOKENS,
-        blocks_per_rank=BLOCKS,
-        context_tokens_max=4_096,
-        silence_s=300.0,
-    )
+    settings = settings_for(model, prefill_server, decode=[decode_server])
     engine = SglangEngine(settings, SystemClock(), random.SystemRandom())
     await engine.start()
     await engine.adopt(1, (1,))

@@ -13,11 +13,10 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.sglang.adapter_requests import BLOCKS, ON_REAL_SERVERS, model
+from tests.sglang.adapter_requests import BLOCKS, ON_REAL_SERVERS
 from tests.support.adapter_servers import PAGE_TOKENS, Running, server
 from tests.support.up import Up
 
-__all__ = ["model"]  # a fixture
 pytestmark = ON_REAL_SERVERS
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,48 +25,24 @@ from services.worker.engine.protocol import (
     StaleEpoch,
 )
 from services.worker.engine.sglang.engine import SglangEngine
-from services.worker.engine.sglang.settings import ServerAddress, SglangSettings
 from shared.contracts.ids import NodeId
 from shared.model.lattice import Group
 from shared.runtime.clock import SystemClock
 from tests.sglang.adapter_requests import (
-    BLOCKS,
     ON_REAL_SERVERS,
     WORKER,
     generate,
     item,
-    model,
     one,
     prefill,
     prompt,
+    settings_for,
 )
-from tests.support.adapter_servers import PAGE_TOKENS, Running, server
+from tests.support.adapter_servers import Running, server
 
-__all__ = ["model"]  # a fixture
 pytestmark = ON_REAL_SERVERS
 
 DEADLINE_S = 120
-
-
-def settings_for(model: Path, running: Running) -> SglangSettings:
-    return SglangSettings(
-        model_dir=model,
-        servers=(ServerAddress(url=running.url, degree=1),),
-        decode=(),
-        adaptive=False,
-        block_tokens=PAGE_TOKENS,
-        blocks_per_rank=BLOCKS,
-        context_tokens_max=4_096,
-        silence_s=300.0,
-        start_limit_s=60.0,
-    )
-
-
-@pytest.fixture(scope="module")
-def fixed_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """An unmodified server of degree 1 that decodes what it prefills."""
-    with server(model, tmp_path_factory.mktemp("logs") / "fixed.log") as running:
-        yield running
 
 
 @pytest.fixture

@@ -13,14 +13,12 @@ import pytest
 
 from services.worker.engine.protocol import EngineDied, EngineError, ItemResult, PrefillItem, PrefillStep
 from services.worker.engine.sglang.engine import SglangEngine
-from services.worker.engine.sglang.settings import ServerAddress, SglangSettings
 from shared.contracts.ids import BlockId
 from shared.model.lattice import Composition, Group, groups_of
 from shared.runtime.clock import SystemClock
-from tests.sglang.adapter_requests import BLOCKS, ON_REAL_SERVERS, item, model, prompt
-from tests.support.adapter_servers import PAGE_TOKENS, Running, server
+from tests.sglang.adapter_requests import ON_REAL_SERVERS, item, prompt, settings_for
+from tests.support.adapter_servers import Running, server
 
-__all__ = ["model"]  # a fixture
 pytestmark = ON_REAL_SERVERS
 
 UNITS = 2
@@ -32,21 +30,6 @@ EPOCHS = count(1)
 def switching_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with server(model, tmp_path_factory.mktemp("logs") / "switching.log", units=UNITS) as running:
         yield running
-
-
-def settings_for(model: Path, running: Running) -> SglangSettings:
-    return SglangSettings(
-        model_dir=model,
-        servers=(ServerAddress(url=running.url, degree=UNITS),),
-        decode=(),
-        adaptive=True,
-        block_tokens=PAGE_TOKENS,
-        blocks_per_rank=BLOCKS,
-        context_tokens_max=4_096,
-        silence_s=600.0,
-        drain_s=60.0,
-        vote_s=30.0,
-    )
 
 
 class Node:
@@ -73,7 +56,7 @@ class Node:
 
 @pytest.fixture
 async def node(model: Path, switching_server: Running) -> AsyncIterator[Node]:
-    engine = SglangEngine(settings_for(model, switching_server), SystemClock(), random.SystemRandom())
+    engine = SglangEngine(settings_for(model, switching_server, UNITS), SystemClock(), random.SystemRandom())
     await engine.start()
     async with asyncio.timeout(DEADLINE_S):
         yield Node(engine)
@@ -129,7 +112,7 @@ async def test_an_agent_that_comes_back_finds_what_the_server_serves(
 ) -> None:
     await node.adopt(2)
     await node.engine.close()
-    again = SglangEngine(settings_for(model, switching_server), SystemClock(), random.SystemRandom())
+    again = SglangEngine(settings_for(model, switching_server, UNITS), SystemClock(), random.SystemRandom())
     await again.start()
     later = Node(again)
     (whole,) = await later.adopt(2)

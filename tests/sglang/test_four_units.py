@@ -20,8 +20,9 @@ from tests.sglang.adapter_requests import ON_REAL_SERVERS
 from tests.sglang.chain import NEW_TOKENS, PATIENT, check_everywhere, check_groups, expected, prepared, switched, travel
 from tests.sglang.kv_listener import Listener
 from tests.sglang.traffic import mixed_prompts, random_prompt
+from tests.support import adapter_servers
 from tests.support.adapter_servers import PAGE_TOKENS, Running
-from tests.support.switching_servers import client, fault, generate, log_of, switching_server, wait_ended, wait_logged
+from tests.support.switching_servers import client, fault, generate, log_of, wait_ended, wait_logged
 
 pytestmark = ON_REAL_SERVERS
 
@@ -37,9 +38,9 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(qwen3: Path, faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(model: Path, faults: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     log = tmp_path_factory.mktemp("four") / "log"
-    with switching_server(qwen3, log, 4, environment={"VERTUMNUS_SGLANG_FAULTS": str(faults)}) as running:
+    with adapter_servers.server(model, log, environment={"VERTUMNUS_SGLANG_FAULTS": str(faults)}, units=4) as running:
         yield running
 
 

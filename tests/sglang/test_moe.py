@@ -12,7 +12,7 @@ from tests.sglang.chain import NEW_TOKENS, check_everywhere, expected, travel
 from tests.sglang.conftest import HEADS
 from tests.sglang.traffic import mixed_prompts, random_prompt
 from tests.support.adapter_servers import Running, server
-from tests.support.switching_servers import client, generate, switching_server
+from tests.support.switching_servers import client, generate
 from tests.support.tiny_models import write_tiny_model
 
 pytestmark = ON_REAL_SERVERS
@@ -27,7 +27,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running,
         tmp_path_factory.mktemp("models") / "moe", "qwen3_moe", context=4096, mlp_only_layers=[], **HEADS
     )
     directory = tmp_path_factory.mktemp("moe")
-    with server(model, directory / "fixed") as fixed, switching_server(model, directory / "switching", 4) as switching:
+    with server(model, directory / "fixed") as fixed, server(model, directory / "switching", units=4) as switching:
         yield fixed, switching
 
 

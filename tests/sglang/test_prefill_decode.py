@@ -13,8 +13,8 @@ from shared.model.lattice import Composition
 from tests.sglang.adapter_requests import ON_REAL_SERVERS
 from tests.sglang.chain import NEW_TOKENS, check_groups, expected, switched
 from tests.sglang.traffic import mixed_prompts
-from tests.support.adapter_servers import Running, server
-from tests.support.switching_servers import client, generate, switching_server
+from tests.support.adapter_servers import DECODE, PREFILL, Running, server
+from tests.support.switching_servers import client, generate
 
 pytestmark = ON_REAL_SERVERS
 
@@ -22,20 +22,17 @@ STOPS: list[Composition] = [(2,), (1, 1), (2,), (1, 1)]
 REQUESTS = 60
 EPOCHS = count(1)
 ROOMS = count(1)
-TRANSFER = ("--disaggregation-transfer-backend", "mooncake")
 
 
 @pytest.fixture(scope="module")
-def prefill_server(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    role = ("--disaggregation-mode", "prefill", "--load-balance-method", "follow_bootstrap_room", *TRANSFER)
-    with switching_server(qwen3, tmp_path_factory.mktemp("pd") / "prefill", 2, *role) as running:
+def prefill_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with server(model, tmp_path_factory.mktemp("pd") / "prefill", *PREFILL, units=2) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def decode_server(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    role = ("--disaggregation-mode", "decode", "--disaggregation-decode-retraction-backup", "none", *TRANSFER)
-    with server(qwen3, tmp_path_factory.mktemp("pd") / "decode", *role) as running:
+def decode_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with server(model, tmp_path_factory.mktemp("pd") / "decode", *DECODE) as running:
         yield running
 
 

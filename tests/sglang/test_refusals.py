@@ -5,8 +5,7 @@ import subprocess
 from pathlib import Path
 
 from tests.sglang.adapter_requests import ON_REAL_SERVERS
-from tests.support.adapter_servers import command_of, environment_of, free_ports
-from tests.support.switching_servers import switching_arguments
+from tests.support.adapter_servers import command_of, environment_of, free_ports, switching_arguments
 from tests.support.tiny_models import write_tiny_model
 
 pytestmark = ON_REAL_SERVERS

@@ -15,8 +15,9 @@ from shared.runtime.clock import SystemClock
 from tests.sglang.adapter_requests import ON_REAL_SERVERS
 from tests.sglang.chain import switched
 from tests.sglang.traffic import random_prompt
+from tests.support import adapter_servers
 from tests.support.adapter_servers import PAGE_TOKENS, Running
-from tests.support.switching_servers import client, generate, switching_server, wait_ended
+from tests.support.switching_servers import client, generate, wait_ended
 
 pytestmark = ON_REAL_SERVERS
 
@@ -24,8 +25,8 @@ EPOCHS = count(1)
 
 
 @pytest.fixture(scope="module")
-def server(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with switching_server(qwen3, tmp_path_factory.mktemp("two") / "log", 2) as running:
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with adapter_servers.server(model, tmp_path_factory.mktemp("two") / "log", units=2) as running:
         yield running
 
 

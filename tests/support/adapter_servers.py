@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +21,12 @@ PAGE_TOKENS = 16
 CAPACITY_TOKENS = 6_000
 MODELS_NEEDED = {"__init__", "registry", "utils", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "llama"}
 """A server imports the code of every model that it knows, which takes longer than everything else in its start."""
+
+PREFILL = ("--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "mooncake")
+DECODE = (
+    *("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "mooncake"),
+    *("--disaggregation-decode-retraction-backup", "none"),
+)
 
 KV_PORTS = 64
 """Between the event ports of a server's ranks, the ports of their replays, and those of their loads."""
@@ -65,7 +70,8 @@ class Running:
 def server(
     model: Path, log: Path, *arguments: str, units: int = 1, environment: dict[str, str] | None = None
 ) -> Iterator[Running]:
-    """A server with `arguments` besides the usual ones, up when the block begins and gone when it ends."""
+    """A server with `arguments` besides the usual ones, up when the block begins and gone when it ends. With several units
+    it has our plug-in, and is launched with each of them on its own."""
     port = free_ports(2 + 3 * KV_PORTS)
     command = command_of(model, port, *(switching_arguments(units) if units > 1 else ()), *arguments)
     with log.open("wb") as output:
@@ -91,9 +97,7 @@ def command_of(model: Path, port: int, *arguments: str) -> Sequence[str]:
     assert interpreter is not None, "`make sglang-cpu` has not been run"
     events = port + 2
     published = f'{{"publisher":"zmq","endpoint":"tcp://*:{events}","replay_endpoint":"tcp://*:{events + KV_PORTS}"}}'
-    nice = shutil.which("nice")
     return (
-        *((nice, "-n", "10") if nice else ()),
         *(str(interpreter), "-m", "sglang.launch_server", "--model-path", str(model)),
         *("--host", "127.0.0.1", "--port", str(port), "--disaggregation-bootstrap-port", str(port + 1)),
         *("--device", "cpu", "--attention-backend", "vertumnus_cpu", "--sampling-backend", "pytorch"),
@@ -110,6 +114,9 @@ def switching_arguments(units: int) -> Sequence[str]:
     return (
         *("--tp-size", str(units), "--attn-dp-size", str(units), "--enable-prefill-cp", "--cp-strategy", "zigzag"),
         *("--enable-dp-lm-head", "--enable-dp-attention-local-control-broadcast"),
+        # SGLang divides both among units.
+        *("--chunked-prefill-size", str(1024 * units), "--max-running-requests", str(16 * units)),
+        *("--log-level", "info", "--random-seed", "7"),
     )
 
 
@@ -118,6 +125,8 @@ def environment_of(units: int) -> dict[str, str]:
     libraries = sorted({str(path.parent) for path in (ENVIRONMENT / "debian").rglob("*.so*")})
     cores = os.cpu_count() or 1
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("VERTUMNUS_")}
+    # Each of a server's processes would compile all of SGLang, torch and transformers again.
+    inherited.pop("PYTHONDONTWRITEBYTECODE", None)
     models = next(ENVIRONMENT.glob("lib/python3*/site-packages/sglang/srt/models"))
     unneeded = {path.stem for path in models.glob("*.py")} - MODELS_NEEDED
     switching = {"VERTUMNUS_SGLANG": "1", "SGLANG_SCHEDULER_SKIP_ALL_GATHER": "1"} if units > 1 else {}

@@ -1,39 +1,18 @@
-"""SGLang servers with our plug-in, and requests that are compared with those of a server without it."""
+"""What is done to SGLang servers without an adapter, and requests that are compared with those of another."""
 
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.support import adapter_servers
-from tests.support.adapter_servers import Running, server
+from tests.support.adapter_servers import Running
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 300.0
-
-
-def switching_server(
-    model: Path, log: Path, units: int, *arguments: str, environment: dict[str, str] | None = None
-) -> AbstractContextManager[Running]:
-    """A server whose geometry may change, launched with each unit on its own."""
-    return server(model, log, *_shares(units), *arguments, units=units, environment=environment)
-
-
-def switching_arguments(units: int) -> tuple[str, ...]:
-    """What such a server is launched with besides what every server here is."""
-    return (*adapter_servers.switching_arguments(units), *_shares(units))
-
-
-def _shares(units: int) -> tuple[str, ...]:
-    return (
-        # SGLang divides both among units.
-        *("--chunked-prefill-size", str(1024 * units), "--max-running-requests", str(16 * units)),
-        *("--log-level", "info", "--random-seed", "7"),
-    )
 
 
 def log_of(running: Running) -> str:

@@ -58,7 +58,7 @@ class Fleet:
         """The cache of each rank: ranks of one server of fixed degree share it."""
         self.starting = "not started"
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._process = ServerProcess(settings.launch) if settings.launch else None
+        self._process = ServerProcess(settings.launch, clock) if settings.launch else None
         self._context = zmq.asyncio.Context()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pids: dict[Server, list[int]] = {}
@@ -99,7 +99,7 @@ class Fleet:
         """Errors: EngineError with everything for which servers are refused, or why one does not answer."""
         if self._process is not None:
             try:
-                await self._process.start()
+                self._process.start()
             except OSError as error:
                 raise EngineError(f"sglang_launch: {error}") from error
         try:

@@ -45,6 +45,7 @@ def body(item: PrefillItem, rid: str, unit: int | None, pairing: Pairing | None)
         "rid": rid,
         "input_ids": item.tokens[: item.until].tolist(),
         "stream": then is not None,
+        "cache_salt": salt_of(item.request, item.chain),
         "sampling_params": {
             "max_new_tokens": then.new_tokens_max if then else 1,
             "temperature": sampling.temperature,
@@ -56,8 +57,6 @@ def body(item: PrefillItem, rid: str, unit: int | None, pairing: Pairing | None)
             "no_stop_trim": True,
         },
     }
-    if (salt := salt_of(item.chain)) is not None:
-        asked["cache_salt"] = salt
     if sampling.logprobs:
         asked |= {"return_logprob": True, "top_logprobs_num": sampling.logprobs}
     if unit is not None:

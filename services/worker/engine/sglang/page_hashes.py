@@ -9,21 +9,21 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from services.worker.engine.sglang.plugin.paths import SALT_TAG
-from shared.contracts.ids import BlockId
+from shared.contracts.ids import BlockId, RequestId
 from shared.model.blocks import Tokens
 
 PageHash = int
 """A signed 64-bit integer."""
 
 
-def salt_of(chain: Sequence[BlockId]) -> str | None:
+def salt_of(request: RequestId, chain: Sequence[BlockId]) -> str:
     """What keeps tenants apart inside one server: the prompt's first block id, which is a keyed hash of tenant and tokens.
 
     Two prompts share a prefix of whole blocks if and only if they share the first block, so nothing that may be shared is
-    kept apart; and of equal prompts of two tenants neither finds the other's pages. None for a prompt without a whole block:
-    no page of it can be found again.
+    kept apart; and of equal prompts of two tenants neither finds the other's pages. A prompt without a whole block has its
+    own request instead: SGLang also keeps pages that are filled up by generated tokens, and nobody else is to find those.
     """
-    return chain[0].hex() if chain else None
+    return chain[0].hex() if chain else f"request {request}"
 
 
 def page_hashes(tokens: Tokens, page_tokens: int, salt: str | None) -> list[PageHash]:

@@ -79,7 +79,7 @@ class Prefills:
                 self._generations.end(generation)
 
     def _begin(self, item: PrefillItem, group: Group) -> Generation:
-        pages = page_hashes(item.tokens, self._block_tokens, salt_of(item.chain))
+        pages = page_hashes(item.tokens, self._block_tokens, salt_of(item.request, item.chain))
         raw = item.tokens[: len(pages) * self._block_tokens].astype("<u4", copy=False).tobytes()
         self._index.prune({page for running in self.running.values() for each in running for page in each.pages})
         self._index.learn(pages, item.chain, raw)
@@ -91,6 +91,7 @@ class Prefills:
         await asyncio.wait((whole, self._fleet.lost), return_when=asyncio.FIRST_COMPLETED)
         if self._fleet.lost.done():
             whole.cancel()
+            await asyncio.gather(whole, return_exceptions=True)  # nobody else would read that it was cancelled
             self._fleet.check()
         parts: list[Part | None] = []
         for generation, ended in zip(generations, whole.result(), strict=True):

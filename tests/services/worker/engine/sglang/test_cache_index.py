@@ -13,7 +13,7 @@ from services.worker.engine.sglang.cache_index import CacheIndex
 from services.worker.engine.sglang.kv_messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, Message
 from services.worker.engine.sglang.page_hashes import page_hashes, salt_of
 from services.worker.engine.sglang.unit_cache import UnitCache
-from shared.contracts.ids import BlockId
+from shared.contracts.ids import BlockId, RequestId
 from shared.model.blocks import Tokens, block_chain
 from shared.model.lattice import Composition, Group, groups_of
 
@@ -30,7 +30,7 @@ def chain_of(text: str) -> tuple[BlockId, ...]:
 
 
 def pages_of(text: str) -> list[int]:
-    return page_hashes(tokens_of(text), PAGE, salt_of(chain_of(text)))
+    return page_hashes(tokens_of(text), PAGE, salt_of(RequestId(text), chain_of(text)))
 
 
 class Node:

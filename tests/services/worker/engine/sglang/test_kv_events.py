@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.worker.engine.protocol import PrefillItem
 from services.worker.engine.sglang.kv_messages import (
     END_OF_REPLAY,
     AllBlocksCleared,
@@ -34,7 +35,7 @@ def test_pages_have_the_names_that_a_server_gave_them() -> None:
         for event in parse(frames).events
         if isinstance(event, BlockStored)
     ]
-    assert [page_hashes(each.tokens, PAGE, salt_of(each.chain)) for each in asked] == stored
+    assert [page_hashes(each.tokens, PAGE, salt_of(each.request, each.chain)) for each in asked] == stored
 
 
 def test_without_a_salt_a_name_is_the_digest_of_tokens_alone() -> None:
@@ -53,10 +54,14 @@ def test_a_longer_prompt_begins_with_the_names_of_a_shorter_one(length: int, pag
 
 
 def test_prompts_share_a_salt_exactly_if_they_share_a_block() -> None:
-    one, other = item("a", 40), item("b", 80)
-    assert salt_of(one.chain) == salt_of(other.chain)
-    assert salt_of(one.chain) != salt_of(item("c", 40, seed=1).chain)
-    assert salt_of(item("d", PAGE - 1).chain) is None
+    salts = [_salt(item("a", 40)), _salt(item("b", 80)), _salt(item("c", 40, seed=1)), _salt(item("d", PAGE - 1))]
+    assert salts[0] == salts[1]
+    assert len(set(salts)) == 3
+    assert _salt(item("e", PAGE - 1)) not in salts, "what answers fill up to a page is one request's alone"
+
+
+def _salt(item: PrefillItem) -> str:
+    return salt_of(item.request, item.chain)
 
 
 # --- messages

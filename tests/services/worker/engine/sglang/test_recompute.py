@@ -28,7 +28,7 @@ def index_with(*lengths: int) -> CacheIndex:
     for length in lengths:
         known = item("r", length)
         raw = known.tokens[: len(known.chain) * PAGE].astype("<u4").tobytes()
-        index.learn(page_hashes(known.tokens, PAGE, salt_of(known.chain)), known.chain, raw)
+        index.learn(page_hashes(known.tokens, PAGE, salt_of(known.request, known.chain)), known.chain, raw)
     return index
 
 

@@ -47,8 +47,9 @@ def test_a_share_of_a_prompt_is_a_prompt_of_its_own() -> None:
     assert share["routed_dp_rank"] == 3
 
 
-def test_a_prompt_without_a_whole_block_has_no_salt() -> None:
-    assert "cache_salt" not in body(item("a", 15), "a", None, None)
+def test_a_prompt_without_a_whole_block_has_a_salt_of_its_own() -> None:
+    salts = {body(item(name, 15), name, None, None)["cache_salt"] for name in ("a", "b")}
+    assert salts == {"request a", "request b"}
     assert body(item("a", 16), "a", None, None)["cache_salt"] == item("b", 16).chain[0].hex()
 
 

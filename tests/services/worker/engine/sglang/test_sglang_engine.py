@@ -3,6 +3,7 @@
 What a real server does with the same requests is in tests/sglang."""
 
 import asyncio
+import gc
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -216,6 +217,20 @@ async def test_a_caller_that_leaves_cancels_its_step(engine: SglangEngine, serve
     with pytest.raises(asyncio.CancelledError):
         await step
     assert (await prefill(engine, item("b", 83, 5))).items[0].outcome == "finished"
+
+
+async def test_a_server_that_is_lost_ends_its_steps_and_leaves_no_error_unread(engine: SglangEngine) -> None:
+    unread: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unread.append(context["message"]))
+    step = asyncio.create_task(prefill(engine, item("a", 83), item("b", 83, 5)))
+    await asyncio.sleep(0)
+    engine._fleet.lose("it burned")
+    (refused,) = await asyncio.gather(step, return_exceptions=True)
+    assert str(refused) == "it burned"
+    del step, refused  # and with them the last that knows of what they waited for
+    await asyncio.sleep(0)
+    gc.collect()
+    assert unread == []
 
 
 async def test_what_no_worker_may_ask_is_refused_here(engine: SglangEngine, server: Replay) -> None:
