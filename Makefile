@@ -25,7 +25,7 @@ narrated = set -o pipefail; { $(2); } 2>&1 | tee $(1) | { if [ -t 1 ]; then \
   while IFS= read -r line; do printf '\e[K  %.76s\r' "$$line"; done; printf '\e[K'; else cat > /dev/null; fi; } \
   || { tail -n 20 $(1) >&2; exit 1; }
 
-.PHONY: help install model demo up profile test lint types layers unit sglang-cpu test-sglang constraints docs clean
+.PHONY: help install model demo up profile tables test lint types layers unit sglang-cpu test-sglang constraints docs clean
 
 help: ## Print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,21 @@ profile: model ## Measure this machine and fit the cost model to it (some four m
 	mkdir -p $(DATA)/profile
 	$(BIN)/vertumnus profile -o $(DATA)/profile/profile.json
 	$(BIN)/vertumnus fit $(DATA)/profile/profile.json -o $(DATA)/profile/coefficients.json --plot $(DATA)/profile/fit.svg
+
+POLICIES := $(BIN)/python -m bench.policies
+JOBS ?= 2
+
+# Resumable: what has run is in build/cells. How many requests each table is, docs/figures.md says.
+TRACES ?= traces
+TRACED := $(TRACES)/mooncake_conversation.jsonl $(TRACES)/mooncake_synthetic.jsonl
+tables: .venv/.installed ## Take the tables of policies in virtual time (hours; cut off, it goes on from there; TRACES=DIR with Mooncake's)
+	$(POLICIES) adapting --jobs $(JOBS)
+	$(POLICIES) adapting --load day --jobs $(JOBS)
+	$(POLICIES) caching --no-fetch --jobs $(JOBS)
+	$(POLICIES) caching --no-fetch --policy paper drifting@24,27,30 --jobs $(JOBS)
+	$(POLICIES) caching --jobs $(JOBS)
+	$(POLICIES) caching $(TRACED:%=%@5,8) --no-fetch --policy vertumnus --policy paper --limit 1500 --warmup-s 30 --jobs $(JOBS)
+	$(POLICIES) routing $(TRACED:%=%@4,6,8) tool-agent@8,14,18 --jobs $(JOBS) --out docs/pictures
 
 test: lint types layers unit ## Everything that CI runs
 

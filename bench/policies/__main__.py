@@ -12,7 +12,8 @@ from bench.policies import routing as routing_bench
 from bench.policies import scale as scale_bench
 from bench.policies import sensitivity as sensitivity_bench
 from bench.policies import tenants as tenants_bench
-from bench.policies.workloads import source
+from bench.policies.comparing import Lengths, loads_of
+from bench.policies.workloads import DRIFTING, source
 from cli.simulating.asking import parse_nodes
 from shared.model.cost import load_coefficients
 from simulation.policies.setup import Setup
@@ -20,24 +21,46 @@ from simulation.policies.studies import policy as policy_of
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-Traces = Annotated[list[str], typer.Argument(help="trace files in Mooncake's format, or made-up workloads by name")]
+TRACES = (
+    "trace files in Mooncake's format, or made-up workloads by name; rates of its own follow one after an @: day@5,8"
+)
+Traces = Annotated[list[str], typer.Argument(help=TRACES)]
 Policy = Annotated[str, typer.Option(help="as in `vertumnus simulate`")]
 Slices = Annotated[int, typer.Option(min=1, help="stretches of each trace, each a run; the spread is over them")]
 Limit = Annotated[int, typer.Option(min=1, help="requests of a slice at most")]
 WarmUp = Annotated[float, typer.Option(min=0, help="what arrives before is left out")]
+Rates = Annotated[list[float], typer.Option(help="requests/s")]
+Jobs = Annotated[int, typer.Option(min=1, help="processes")]
+Kept = Annotated[
+    Path, typer.Option(file_okay=False, help="where runs are kept as they end: a table goes on from there")
+]
+KEPT = Path("build/cells")
 Out = Annotated[Path | None, typer.Option(file_okay=False, help="a folder for JSON, PNG and SVG")]
 RATES, SIZES = [3.0, 5.0, 8.0], [40, 400, 2_000, 10_000]
-PEERS = ["paper", "paper, shortest first", "least-work", "round-robin", "least-tokens", "power-of-two"]
+BETAS, LAMBDAS = [1.0, 2.0, 3.0, 5.0, 8.0], [0.05, 0.1]
+PEERS = [
+    "vertumnus",
+    "round-robin",
+    "least-work",
+    "sglang-cache-aware",
+    "dynamo-kv",
+    "llm-d",
+    "preble-e2",
+    "length-buckets",
+]
 SETUP = Setup(parse_nodes(["2x4,4", "3x8"], None), load_coefficients("qwen3_30b_a3b_h20"))
 
 
 @app.command()
-def routing(traces: Traces, policy: Annotated[list[str], typer.Option()] = PEERS,
-            rate: Annotated[list[float], typer.Option()] = RATES, slices: Slices = 4, limit: Limit = 3_000,
-            warmup_s: WarmUp = 60, out: Out = None) -> None:  # fmt: skip
-    """Placement policies over load (the paper's Figures 7 to 12)."""
-    policies = [policy_of(name) for name in policy]
-    routing_bench.routing([source(each) for each in traces], policies, rate, SETUP, slices, limit, warmup_s, out)
+def routing(traces: Traces, policy: Annotated[list[str], typer.Option()] = PEERS, rate: Rates = RATES,
+            beta: Annotated[list[float], typer.Option(help="of `paper`, each with each λ")] = BETAS,
+            lam: Annotated[list[float], typer.Option(help="of `paper`")] = LAMBDAS,
+            slices: Slices = 8, limit: Limit = 1_500, warmup_s: WarmUp = 30,
+            jobs: Jobs = 1, kept: Kept = KEPT, out: Out = None) -> None:  # fmt: skip
+    """Placement policies over load, against the paper's with its parameters tuned per load (the paper's Figures 7 to 12)."""
+    loads = [each for trace in traces for each in loads_of(trace, rate)]
+    policies, lengths = [policy_of(name) for name in policy], Lengths(slices, limit, warmup_s)
+    routing_bench.routing(loads, policies, beta, lam, SETUP, lengths, jobs, kept, out)
 
 
 @app.command()
@@ -55,27 +78,29 @@ def scale(policy: Policy = "paper", gpus: Annotated[list[int], typer.Option()] =
 
 
 @app.command()
-def caching(traces: Annotated[list[str] | None, typer.Argument(help="prefixes that drift, if none is given")] = None,
-            policy: Annotated[list[str], typer.Option()] = ["paper"],  # noqa: B006  (never changed)
-            rate: Annotated[list[float], typer.Option()] = [24.0, 27.0],  # noqa: B006
-            beta: Annotated[float, typer.Option(help="of the paper's price")] = 3.0,
+def caching(traces: Annotated[list[str] | None, typer.Argument(help=f"{TRACES}. None: prefixes that drift")] = None,
+            policy: Annotated[list[str], typer.Option()] = ["vertumnus"],  # noqa: B006  (never changed)
+            rate: Rates = [27.0, 30.0, 33.0], beta: Annotated[float, typer.Option(help="of the paper's price")] = 3.0,  # noqa: B006
             fetch: Annotated[bool, typer.Option(help="whether `vertumnus` reads prefixes from other workers")] = True,
-            slices: Slices = 4, limit: Limit = 20_000, warmup_s: WarmUp = 60, out: Out = None) -> None:  # fmt: skip
+            slices: Slices = 8, limit: Limit = 6_600, warmup_s: WarmUp = 60,
+            jobs: Jobs = 1, kept: Kept = KEPT) -> None:  # fmt: skip
     """The cache manager on and off (the paper's Figure 14), on 6 workers of degree 4 and 2 of degree 8."""
-    setup = replace(
-        SETUP, compositions=parse_nodes(["3x4,4", "2x8"], None), parameters={"beta": beta, "prefix_fetch": fetch}
-    )
-    sources = [source(each) for each in traces or ()]
-    caching_bench.caching(sources, [policy_of(name) for name in policy], rate, setup, slices, limit, warmup_s, out)
+    nodes = parse_nodes(["3x4,4", "2x8"], None)
+    setup = replace(SETUP, compositions=nodes, parameters={"beta": beta, "prefix_fetch": fetch})
+    loads = [each for trace in traces or [DRIFTING] for each in loads_of(trace, rate)]
+    policies = [policy_of(name) for name in policy]
+    caching_bench.caching(loads, policies, setup, Lengths(slices, limit, warmup_s), jobs, kept)
 
 
 @app.command()
-def adapting(policy: Policy = "paper", load: Annotated[str, typer.Option(help="phased, day")] = "phased",
+def adapting(policy: Annotated[list[str], typer.Option(help="placements")] = ["vertumnus", "paper"],  # noqa: B006
+             load: Annotated[str, typer.Option(help="phased, day")] = "phased",
              seeds: Annotated[int, typer.Option(min=1)] = 6,
              shrink: Annotated[float, typer.Option(min=0.4, max=1, help="of the length of each phase, or of the day")] = 1.0,
-             jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1, out: Out = None) -> None:  # fmt: skip
+             jobs: Jobs = 1, kept: Kept = KEPT) -> None:  # fmt: skip
     """Fixed compositions and policies that change them, under phases or over a day (the paper's Figure 13)."""
-    adapting_bench.adapting(policy_of(policy), SETUP, load, seeds, shrink, jobs, out)
+    policies = [policy_of(name) for name in policy]
+    adapting_bench.adapting(policies, SETUP, load, seeds, shrink, jobs, kept)
 
 
 @app.command()

@@ -4,24 +4,22 @@ One placement policy on both sides, the same requests for all. The best fixed co
 `vertumnus plan` makes of the run before is known beforehand. Whoever adapts begins with the first of `FIXED`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
-from rich.progress import track
-from rich.table import Table
-
-from bench.policies.showing import document
-from cli.terminal import output
+from bench.policies.cells import Cell, Found, Names, filled
+from bench.policies.showing import markdown, share
 from services.controller.capacity import capacity
 from services.controller.planning import Hardware, load, plan
 from shared.model.lattice import Composition
 from shared.model.parameters import Parameters
 from simulation.policies import adapting as adapting_runs
-from simulation.policies.adapting import Load, Part, Run
+from simulation.policies.adapting import Load
 from simulation.policies.setup import Setup
 from simulation.policies.studies import Policy, spread
 from simulation.workloads.mixtures import PHASES
@@ -44,43 +42,61 @@ ADAPTING = ("paper", "forecast")
 SEEDS_APART = 1_000
 """The run before a seed's has the seed this far from it."""
 
+CLAIMS = (
+    (1, "8 CP4, 1 CP8", "4 CP4, 3 CP8", "-19.6 %"),
+    (3, "2 CP4, 4 CP8", "4 CP4, 3 CP8", "-5.5 %"),
+    (3, "2 CP4, 4 CP8", "6 CP4, 2 CP8", "-14.5 %"),
+)
+"""Of the paper: in which of the phases one composition is better than another, and by how much there."""
 
-class Cell(NamedTuple):
-    """One run to be made, under the load of a name."""
 
-    setup: Setup
-    load: str
-    shrink: float
+class Runs(NamedTuple):
+    """The runs of one composition or policy, by seed."""
+
+    name: str
+    found: tuple[Found, ...]
+
+    def mean_s(self, part: int) -> float:
+        return fmean(_part_s(part, each) for each in self.found)
+
+    def change(self, other: "Runs", figure: Callable[[Found], float]) -> str:
+        pairs = zip(self.found, other.found, strict=True)
+        return share(spread([figure(one) / figure(base) - 1 for one, base in pairs]))
 
 
-def adapting(policy: Policy, setup: Setup, name: str, seeds: int, shrink: float, jobs: int, out: Path | None) -> None:
-    """Every fixed composition and every policy, seed by seed, in so many processes; lengths are `shrink` of themselves.
+def adapting(
+    policies: Sequence[Policy], setup: Setup, name: str, seeds: int, shrink: float, jobs: int, kept: Path
+) -> None:
+    """Every fixed composition and every policy that adapts, under each placement; lengths are `shrink` of themselves.
 
     Errors: ValueError for an unknown load."""
-    told = _load(name, shrink)
-    cells = {
-        (shown, seed): Cell(replace(each, seed=seed), name, shrink)
-        for seed, (shown, each) in product(range(seeds), _setups(policy.of(setup)).items())
-    }
-    for seed in range(seeds):
-        before = _planned(setup, told.rows(seed + SEEDS_APART))
-        cells[PLANNED, seed] = Cell(replace(policy.of(setup), compositions=before, seed=seed), name, shrink)
-    with get_context("spawn").Pool(jobs) as pool:
-        runs = list(track(pool.imap(run, cells.values()), "runs", len(cells), transient=True))
-    found: dict[str, list[Run]] = {}
-    for (shown, _), each in zip(cells, runs, strict=True):
-        found.setdefault(shown, []).append(each)
-    title = f"{name} load, placement {policy.name}, {seeds} seeds: mean TTFT in s, tokens within the objective"
-    output().print(table(title, [each.name for each in told.parts], found))
-    document(out, f"adapting_{name}_{policy.name}", found)
+    told = load_of(name, shrink)
+    planned = [_planned(setup, told.rows(seed + SEEDS_APART)) for seed in range(seeds)]
+    cells = [
+        _cell(policy, each, called, name, shrink)
+        for seed, policy in product(range(seeds), policies)
+        for called, each in _setups(replace(policy.of(setup), seed=seed), planned[seed])
+    ]
+    found = filled(kept / f"adapting-{name}.jsonl", cells, jobs)
+    for policy in policies:
+        of_policy = [each for each in found if each.of["placement"] == policy.name]
+        runs = [
+            Runs(str(called), tuple(each.found for each in of_policy if each.of["composition"] == called))
+            for called in dict.fromkeys(each.of["composition"] for each in of_policy)
+        ]
+        print(f"\n`{policy.name}` placement, {name} load, {seeds} seeds\n")
+        table([each.name for each in told.parts], runs)
+        if name == "phased":
+            _claims([each.name for each in told.parts], runs)
 
 
-def run(cell: Cell) -> Run:
-    """In whichever process."""
-    return adapting_runs.run(cell.setup, _load(cell.load, cell.shrink))
+def run(setup: Setup, name: str, shrink: float) -> Found:
+    """One cell, in whichever process."""
+    return adapting_runs.run(setup, load_of(name, shrink))._asdict()
 
 
-def _load(name: str, shrink: float) -> Load:
+def load_of(name: str, shrink: float) -> Load:
+    """Errors: ValueError."""
     match name:
         case "phased":
             return adapting_runs.in_phases([each._replace(seconds=each.seconds * shrink) for each in PHASES])
@@ -90,14 +106,18 @@ def _load(name: str, shrink: float) -> Load:
             raise ValueError(f"load: {name!r} is not one of phased, day")
 
 
-def _setups(setup: Setup) -> dict[str, Setup]:
-    fixed = {name: replace(setup, compositions=nodes) for name, nodes in FIXED.items()}
-    name, first = next(iter(fixed.items()))
-    adapts = {
-        f"{each}, from {name}": replace(first, parameters={**first.parameters, "reconfiguration_policy": each})
-        for each in ADAPTING
-    }
-    return {**fixed, **adapts}
+def _cell(policy: Policy, setup: Setup, called: str, name: str, shrink: float) -> Cell:
+    of: Names = {"load": name, "shrink": shrink, "placement": policy.name, "composition": called, "seed": setup.seed}
+    return Cell(of, setup, partial(run, setup, name, shrink))
+
+
+def _setups(setup: Setup, planned: tuple[Composition, ...]) -> Iterator[tuple[str, Setup]]:
+    for name, nodes in {**FIXED, PLANNED: planned}.items():
+        yield name, replace(setup, compositions=nodes)
+    first = next(iter(FIXED.values()))
+    for name in ADAPTING:
+        parameters = {**setup.parameters, "reconfiguration_policy": name}
+        yield f"`{name}`", replace(setup, compositions=first, parameters=parameters)
 
 
 def _planned(setup: Setup, rows: Iterable[Row]) -> tuple[Composition, ...]:
@@ -110,36 +130,67 @@ def _planned(setup: Setup, rows: Iterable[Row]) -> tuple[Composition, ...]:
     return plan(asked, hardware, lambda degree, tokens: model.prefill_us(degree, tokens, 0), parameters.up)[0].nodes
 
 
-def table(title: str, parts: Sequence[str], found: Mapping[str, Sequence[Run]]) -> Table:
-    """A line for each composition and policy; then how far each that is not fixed is from the best fixed one of each part."""
-    shown = Table("composition", *parts, "all", "against the best fixed", "switches, reversed", title=title)
-    best = min(FIXED, key=lambda name: spread([run.whole.mean_s for run in found[name]]).mean)
-    for name, runs in found.items():
-        pairs = zip(runs, found[best], strict=True)
-        change = spread([run.whole.mean_s / other.whole.mean_s - 1 for run, other in pairs])
-        switches = spread([float(run.switches) for run in runs]).mean
-        shown.add_row(
-            name,
-            *(_cell([run.parts[index] for run in runs]) for index in range(len(parts))),
-            _cell([run.whole for run in runs]),
-            "" if name == best else f"{change.mean:+.1%} ±{100 * change.sd:.1f}",
-            f"{switches:.1f}, {sum(run.reversed for run in runs)}" if switches else "",
-        )
-    for name in found:
-        if name not in FIXED:
-            changes = [f"{_mean_s(found, name, at) / _best_s(found, at) - 1:+.1%}" for at in range(len(parts))]
-            shown.add_row(f"{name}: against the best of each", *changes)
-    return shown
+def table(parts: Sequence[str], runs: Sequence[Runs]) -> None:
+    """Mean TTFT in s by part and of all; then how far each that is not fixed is from the best fixed one of each part."""
+    fixed = [each for each in runs if each.name in FIXED]
+    best = min(fixed, key=lambda each: _mean(each, _whole_s))
+    planned = next(each for each in runs if each.name == PLANNED)
+    head = [
+        "mean TTFT, s",
+        *parts,
+        "all",
+        "SLO tokens",
+        "against the best fixed",
+        "against the planned",
+        "switches, reversed",
+    ]
+    rows = [
+        [
+            each.name,
+            *(f"{each.mean_s(part):.3f}" for part in range(len(parts))),
+            f"{_mean(each, _whole_s):.4f}",
+            f"{_mean(each, _attainment):.1%}",
+            "best" if each is best else each.change(best, _whole_s),
+            "" if each is planned else each.change(planned, _whole_s),
+            f"{_mean(each, _switches):.1f}, {sum(run['reversed'] for run in each.found)}",
+        ]
+        for each in runs
+    ]
+    for each in runs:
+        if each.name not in FIXED:
+            least_s = [min(other.mean_s(part) for other in fixed) for part in range(len(parts))]
+            changes = [f"{each.mean_s(part) / least_s[part] - 1:+.1%}" for part in range(len(parts))]
+            rows.append([f"{each.name}: against the best of each", *changes, "", "", "", "", ""])
+    markdown(head, rows)
 
 
-def _mean_s(found: Mapping[str, Sequence[Run]], name: str, part: int) -> float:
-    return spread([run.parts[part].mean_s for run in found[name]]).mean
+def _claims(parts: Sequence[str], runs: Sequence[Runs]) -> None:
+    named = {each.name: each for each in runs}
+    print()
+    markdown(
+        ["phase", "better", "than", "paper", "here"],
+        [
+            [parts[part], one, other, told, named[one].change(named[other], partial(_part_s, part))]
+            for part, one, other, told in CLAIMS
+        ],
+    )
 
 
-def _best_s(found: Mapping[str, Sequence[Run]], part: int) -> float:
-    return min(_mean_s(found, name, part) for name in FIXED)
+def _mean(runs: Runs, figure: Callable[[Found], float]) -> float:
+    return fmean(map(figure, runs.found))
 
 
-def _cell(parts: Sequence[Part]) -> str:
-    mean_s, attainment = spread([each.mean_s for each in parts]).mean, spread([each.attainment for each in parts]).mean
-    return f"{mean_s:.3f}, {attainment:.1%}"
+def _part_s(part: int, found: Found) -> float:
+    return float(found["parts"][part][0])
+
+
+def _whole_s(found: Found) -> float:
+    return float(found["whole"][0])
+
+
+def _attainment(found: Found) -> float:
+    return float(found["whole"][1])
+
+
+def _switches(found: Found) -> float:
+    return float(found["switches"])

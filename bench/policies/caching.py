@@ -6,19 +6,12 @@ workload is stated before anything is tuned: `Drift`, at rates that keep the wor
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
-from random import Random
 from typing import Any
 
-from bench.policies.showing import document, table
-from bench.policies.workloads import BLOCK_TOKENS, Source
-from simulation.policies.arrivals import requests_of
-from simulation.policies.outcome import Outcome
-from simulation.policies.run import simulate
+from bench.policies.comparing import At, Lengths, Side, compared, table
 from simulation.policies.setup import Setup
-from simulation.policies.studies import Policy, figures
-from simulation.workloads.drifting import Drift, drifting
+from simulation.policies.studies import Policy
 
 MANAGERS: Mapping[str, Mapping[str, Any]] = {
     "lru": {"cache_policy": "lru"},
@@ -28,37 +21,17 @@ MANAGERS: Mapping[str, Mapping[str, Any]] = {
 
 
 def caching(
-    sources: Sequence[Source], policies: Sequence[Policy], rates: Sequence[float], setup: Setup, slices: int, limit: int,
-    warmup_s: float, out: Path | None,
-) -> None:  # fmt: skip
-    """Every manager on the same requests: prefixes that drift at each rate if no trace is given, else slices of the traces."""
-    found: dict[str, Any] = {}
-    for name in [each.name for each in sources] or ["drifting"]:
-        for policy in policies:
-            for rate in rates:
-                cell = {
-                    manager: [
-                        _one(setup, policy, parameters, _arrivals(sources, name, rate, number, slices, limit), warmup_s)
-                        for number in range(slices)
-                    ]
-                    for manager, parameters in MANAGERS.items()
-                }
-                title = (
-                    f"{name} at {rate:g} requests/s, placement {policy.name}: TTFT in s, mean ± sd over {slices} runs"
-                )
-                table(title, "cache manager", cell, "lru")
-                found[f"{name} {policy.name} {rate:g}"] = {each: figures(outcomes) for each, outcomes in cell.items()}
-    document(out, "caching", found)
+    loads: Sequence[At], policies: Sequence[Policy], setup: Setup, lengths: Lengths, jobs: int, kept: Path
+) -> None:
+    """Every manager on the same requests."""
+    for policy in policies:
+        told = ", ".join([policy.name, *(f"{name} {value}" for name, value in setup.parameters.items())])
+        sides = [Side(f"{told}: {name}", _managed(policy.of(setup), name)) for name in MANAGERS]
+        for at, of in compared(kept / "caching.jsonl", loads, sides, lengths, jobs).items():
+            title = f"{Path(at.trace).stem} at {at.rate:g} requests/s, {lengths.slices} slices, {told}"
+            table(title, {name.removeprefix(f"{told}: "): runs for name, runs in of.items()}, "lru")
 
 
-def _one(setup: Setup, policy: Policy, parameters: Mapping[str, Any], requests: Any, warmup_s: float) -> Outcome:
-    of = policy.of(setup)
-    managed = replace(of, parameters={**of.parameters, **parameters}, cache_manager=parameters["cache_policy"] != "lru")
-    return simulate(managed, requests, warmup_s)
-
-
-def _arrivals(sources: Sequence[Source], name: str, rate: float, number: int, slices: int, limit: int) -> Any:
-    if not sources:
-        return islice(requests_of(drifting(Random(number), Drift(requests_per_s=rate)), BLOCK_TOKENS), limit)
-    [source] = [each for each in sources if each.name == name]
-    return source.slice(number, slices, rate, limit, seed=number)
+def _managed(setup: Setup, manager: str) -> Setup:
+    parameters = {**setup.parameters, **MANAGERS[manager]}
+    return replace(setup, parameters=parameters, cache_manager=manager != "lru")

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,20 @@ def table(title: str, first: str, outcomes: Mapping[str, Sequence[Outcome]], bas
     for name, found in outcomes.items():
         numbers = figures(found)
         cells = [_cell(figure, numbers[figure]) if figure in numbers else "-" for figure in NAMES]
-        against = [_change(changes(found, outcomes[base], figure)) for figure in ("mean_s", "p90_s")]
+        against = [share(changes(found, outcomes[base], figure)) for figure in ("mean_s", "p90_s")]
         shown.add_row(name, *cells, *(["", ""] if name == base else against))
     output().print(shown)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table as the documentation has it."""
+    for row in (head, ["---"] * len(head), *rows):
+        print("|", " | ".join(row), "|")
+
+
+def share(found: Spread) -> str:
+    """A change over several runs."""
+    return f"{found.mean:+.1%} ±{100 * found.sd:.1f}"
 
 
 def document(folder: Path | None, name: str, content: Any) -> None:
@@ -47,7 +58,3 @@ def _cell(figure: str, found: Spread) -> str:
     if figure in SHARES:
         return f"{found.mean:.1%}"
     return f"{found.mean:.3f} ±{found.sd:.3f}"
-
-
-def _change(found: Spread) -> str:
-    return f"{found.mean:+.1%} ±{100 * found.sd:.1f}"

@@ -8,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.policies.__main__ import SETUP, app
+from bench.policies.adapting import PLANNED, Runs
+from bench.policies.adapting import table as adapting_table
 from bench.policies.scale import measured
 from bench.policies.workloads import source
 from simulation.workloads.generating import SHAPES, Phase, generated
@@ -23,15 +25,44 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_routing_compares_on_equal_slices(trace: Path, tmp_path: Path) -> None:
-    options = ["--policy", "paper", "--policy", "round-robin", "--rate", "4", "--slices", "2", "--warmup-s", "1"]
-    result = CliRunner().invoke(app, ["routing", str(trace), *options, "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    assert "small at 4 requests/s on 40 GPUs" in result.stdout
-    cell = json.loads((tmp_path / "routing.json").read_text())["small"]["4.0"]
-    assert cell["paper"]["mean_s"][0] < cell["round-robin"]["mean_s"][0]
-    assert {path.name for path in tmp_path.glob("*.svg")} == {
+    """Twice: the second time only what the cut file lacks is run again, and the table is the same."""
+    options = ["--policy", "round-robin", "--beta", "3", "--lam", "0.1", "--slices", "2", "--warmup-s", "1"]
+    options += ["--kept", str(tmp_path), "--out", str(tmp_path / "out")]
+    first = CliRunner().invoke(app, ["routing", f"{trace}@4", *options])
+    assert first.exit_code == 0, first.output
+    kept = tmp_path / "routing.jsonl"
+    kept.write_text(kept.read_text()[:-9])
+    assert CliRunner().invoke(app, ["routing", f"{trace}@4", *options]).stdout == first.stdout
+    lines = kept.read_text().strip().splitlines()
+    assert (len(lines), lines[-1][:-9]) == (5, lines[-2])
+    assert "at 4 requests/s, 40 GPUs, 2 slices" in first.stdout
+    means = {line.split(" | ")[0]: float(line.split(" | ")[1]) for line in first.stdout.splitlines()[-2:]}
+    assert means["| paper, tuned per load: β 3, λ 0.1"] < means["| round-robin"]
+    assert {path.name for path in (tmp_path / "out").glob("*.svg")} == {
         "routing_mean.svg", "routing_p90.svg", "routing_attainment.svg", "routing_hit_rate.svg",
     }  # fmt: skip
+
+
+def test_what_adapts_is_compared_with_the_best_in_hindsight(capsys: pytest.CaptureFixture[str]) -> None:
+    """By hand: two phases, two seeds; the best of each phase is another composition, and of all is the second."""
+
+    def runs(name: str, *phases: tuple[float, float]) -> Runs:
+        found = [
+            {"parts": [[a, 1.0], [b, 0.9]], "whole": [(a + b) / 2, 0.95], "switches": 3, "reversed": 1}
+            for a, b in phases
+        ]
+        return Runs(name, tuple(found))
+
+    fixed = [
+        runs("10 CP4", (1.0, 5.0), (1.0, 5.0)),
+        runs("5 CP8", (2.0, 2.0), (2.0, 2.0)),
+        runs(PLANNED, (4.0, 4.0), (4.0, 4.0)),
+    ]
+    adapting_table(["one", "other"], [*fixed, runs("`forecast`", (1.1, 2.1), (1.3, 2.3))])
+    printed = capsys.readouterr().out.splitlines()
+    assert "| 5 CP8 | 2.000 | 2.000 | 2.0000 | 95.0% | best | -50.0% ±0.0 | 3.0, 2 |" in printed
+    assert "| `forecast` | 1.200 | 2.200 | 1.7000 | 95.0% | -15.0% ±7.1 | -57.5% ±3.5 | 3.0, 2 |" in printed
+    assert "| `forecast`: against the best of each | +20.0% | +10.0% |  |  |  |  |  |" in printed
 
 
 def test_a_slice_has_its_rate_and_its_part(trace: Path) -> None:
