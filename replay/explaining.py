@@ -7,6 +7,7 @@ which worker was excluded for which reason, are in no event; they follow from th
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from replay import history, keeping
 from replay.beginnings import Past
@@ -14,12 +15,13 @@ from replay.freezing import known
 from replay.pool_routers import Routers
 from replay.routers import Decided
 from services.ledger import database, queries, reading
-from services.ledger.queries import Json
+from services.ledger.queries import EventFilter, Json
 from services.router import decider, placement
 from shared.contracts.codec import BadEvent
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
     ENDS,
+    CalibrationUpdated,
     Exclusion,
     KvHandedOff,
     PrefillAborted,
@@ -32,6 +34,7 @@ from shared.contracts.events import (
     RouterLost,
 )
 from shared.contracts.ids import WorkerId
+from shared.model.cost import refit_seq
 
 RECOMPUTED_EVENTS_MAX = 20_000
 """Where a decision lies this close to its log's beginning or a kept state, folding takes about a second: nobody has to ask."""
@@ -99,6 +102,7 @@ async def explain(
                 events += await _loss(connection, told["request"])
             weighed = await _recomputed(connection, events, recompute, notes, progress)
             await _note_place(connection, events, notes)
+            await _note_refits(connection, events, notes)
     finally:
         await connection.close()
     return Explanation(
@@ -162,6 +166,24 @@ async def _note_place(connection: Any, events: list[Stored], notes: list[str]) -
     for begin, end in log.gaps:
         if first - 1 <= end and begin <= last + 1:
             notes.append(f"events {begin} to {end} are missing (an accepted gap): some of them may have been about it")
+
+
+async def _note_refits(connection: Any, events: list[Stored], notes: list[str]) -> None:
+    """Say what coefficients were fitted to that are not those that the pool was started with."""
+    for stored in events:
+        if (
+            not isinstance(stored.data, RequestAssigned)
+            or (to_seq := refit_seq(stored.data.coefficients_version)) is None
+        ):
+            continue
+        fits = EventFilter(type=CalibrationUpdated.TYPE)
+        for each in await queries.events(connection, UUID(stored.log), to_seq, fits, 1):
+            fit = history.stored(each).data
+            assert isinstance(fit, CalibrationUpdated), "it was asked for by its type"
+            notes.append(
+                f"coefficients {fit.coefficients.get('version')} were fitted to {fit.samples} prefills up to event "
+                f"{fit.to_seq}: a mean error of {fit.error_before:.1%} became {fit.error_after:.1%}"
+            )
 
 
 def _attempts(events: list[Stored], weighed: dict[int, Weighed]) -> Iterable[Attempt]:

@@ -20,6 +20,7 @@ from shared.contracts.envelope import Channel, EventData, Stored
 from shared.contracts.events import (
     CacheLeadershipTaken,
     CacheScanCompleted,
+    CalibrationUpdated,
     CompositionPinned,
     CompositionUnpinned,
     Cordoned,
@@ -59,6 +60,8 @@ def _control(state: controller.State, stored: Stored) -> Decisions:
             if state.seen_seq != data.to_seq or state.windows.started_ns is None:
                 return []
             return controller.close_window(state, state.windows.started_ns + data.length_us * 1_000)
+        case CalibrationUpdated() as data:
+            return controller.refit(state) if state.seen_seq == data.to_seq else []
         case NodeDeclaredLost() as data:
             return controller.lose_nodes(state, {Incarnation(data.node, data.incarnation): data.silent_us})
         case RouterLost() as data:
@@ -212,7 +215,7 @@ def _deciding(derive: Any, *types: type[EventData]) -> dict[type[EventData], Any
 CONTROL_DECISIONS = (
     LeadershipTaken, WindowClosed, NodeDeclaredLost, RouterLost, EpochCommitted, EpochAborted, DrainStarted, ForecastMade,
     ReconfigurationPlanned, ReconfigurationAdvised, Frozen, Thawed, Cordoned, Uncordoned, CompositionPinned,
-    CompositionUnpinned, ParametersChanged,
+    CompositionUnpinned, ParametersChanged, CalibrationUpdated,
 )  # fmt: skip
 """`NodeDeclaredLost` and `RouterLost` are decided by it, whatever file their classes are in."""
 

@@ -8,7 +8,10 @@ not say what it began with.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
+
+from pydantic import ValidationError
 
 from replay.beginnings import Past, Registration
 from replay.findings import RECORDED_INPUTS, Findings, Place
@@ -22,12 +25,14 @@ from replay.routers import Decided
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
     CacheLeadershipTaken,
+    CalibrationUpdated,
     LeadershipTaken,
     RequestAssigned,
     RouterRegistered,
     WindowClosed,
 )
 from shared.contracts.ids import Source
+from shared.model.cost import Coefficients
 from shared.model.holders import Holders
 
 SEQ_MAX = 2**63 - 1
@@ -79,6 +84,9 @@ class LogVerifier:
         self._deep = deep
         self._part = part
         self._coefficients = {each.source: each.begun.cost_model() for each in begun}
+        self._refits: dict[str, Coefficients] = {}
+        for each in self.past.events:
+            self._note_refit(each)
         routers = [each for each in begun if each.kind == RouterRegistered.TYPE]
         self._routers = Routers(routers, self.past, self._placed, part.has)
         leading = {LeadershipTaken.TYPE: controller_role(deep=deep), CacheLeadershipTaken.TYPE: CACHE_MANAGER}
@@ -118,6 +126,7 @@ class LogVerifier:
         for each in self._leaders:
             each.fold(stored, wanted)
         self.past.fold(stored)
+        self._note_refit(stored)
         if self._deep and isinstance(stored.data, WindowClosed):
             self.check()
 
@@ -157,12 +166,19 @@ class LogVerifier:
             state.trie.check(state.holders)
 
     def _check_inputs(self, stored: Stored, data: RequestAssigned) -> None:
-        coefficients = self._coefficients.get(Source(stored.event.source))
+        refit = self._refits.get(data.coefficients_version)
+        coefficients = refit or self._coefficients.get(Source(stored.event.source))
         if coefficients is None or coefficients.version != data.coefficients_version:
             self._findings.skip(RECORDED_INPUTS, UNSAID)
             return
         derived = [from_recorded_inputs(data, coefficients)]
         self._findings.compare(self._place(stored), RECORDED_INPUTS, data, derived)
+
+    def _note_refit(self, stored: Stored) -> None:
+        if isinstance(stored.data, CalibrationUpdated):
+            with suppress(ValidationError):  # no router can have priced by what none could read
+                fitted = Coefficients.model_validate(stored.data.coefficients)
+                self._refits[fitted.version] = fitted
 
     def _placed(self, decided: Decided) -> None:
         stored = decided.recorded

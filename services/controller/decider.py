@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 from services.controller import activity as activity_model
 from services.controller import arrivals as arrivals_model
+from services.controller import refitting
 from services.controller import saga as saga_model
 from services.controller import windows as windows_model
 from services.controller.activity import Activity
 from services.controller.arrivals import Arrivals
+from services.controller.refitting import Evidence
 from services.controller.saga import Move, Sagas
 from services.controller.windows import Windows
 from shared.contracts.envelope import EventData, Stored
@@ -75,6 +77,7 @@ class State:
     sagas: Sagas = field(default_factory=Sagas)
     activity: Activity = field(default_factory=Activity)
     arrivals: Arrivals = field(default_factory=Arrivals)
+    evidence: Evidence = field(default_factory=Evidence)
     forecast: ForecastMade | None = None
     promised: Promised | None = None
     keepsake: Keepsake = field(default_factory=Keepsake)
@@ -112,6 +115,7 @@ def evolve(state: State, stored: Stored) -> None:
     windows_model.evolve(state.windows, stored, state.parameters)
     activity_model.evolve(state.activity, stored)
     arrivals_model.evolve(state.arrivals, stored)
+    refitting.evolve(state.evidence, stored, state.pool)
     keepsake_model.evolve(state.keepsake, stored)
     state.parameters = parameters_model.evolve(state.parameters, stored)
     state.seen_seq = max(state.seen_seq, stored.stream_seq)
@@ -150,6 +154,11 @@ def close_window(state: State, now_ns: int) -> list[EventData]:
         return []
     length_us = (now_ns - started_ns) // 1_000
     return [windows_model.close(state.windows, state.pool, state.parameters, state.seen_seq, length_us)]
+
+
+def refit(state: State) -> list[EventData]:
+    """`calibration-updated`, if operators let coefficients follow what is measured and it says something else."""
+    return [*refitting.decide(state.evidence, state.seen_seq)] if state.parameters.refit else []
 
 
 def living_nodes(state: State) -> set[Incarnation]:

@@ -32,7 +32,7 @@ from shared.contracts.events import WindowClosed
 from shared.contracts.ids import NodeId, Source
 from shared.contracts.subjects import Subjects
 from shared.model.capacity import Capacities
-from shared.model.cost import US_PER_S
+from shared.model.cost import US_PER_S, Coefficients
 from shared.runtime.appending import NO_ORIGIN, Origin
 from shared.runtime.background import Background
 from shared.runtime.clock import Clock
@@ -167,12 +167,10 @@ class Controller:
             ][:APPEND_ENTRIES_MAX]  # what is left is decided at the next tick
         )
         if any(isinstance(each, WindowClosed) for each in decided):
+            await self._decide(lambda: decider.refit(self.state))
             await self._decide(lambda: reconfiguring.decide(self.state, self._capacity))
             # One at a time: where answers take longer than windows, questions would queue up, each too old when answered.
-            if (
-                not self._forecasting
-                and (asked := forecasting.ask(self.state, self._forecasts.coefficients)) is not None
-            ):
+            if not self._forecasting and (asked := forecasting.ask(self.state, self._coefficients)) is not None:
                 self._forecasting = True
                 tasks.create_task(self._forecast(asked), name="forecast")
         self._driver.wake()
@@ -248,6 +246,11 @@ class Controller:
             reason=reason,
             detail=detail,
         )
+
+    @property
+    def _coefficients(self) -> Coefficients:
+        """What routers price by, once one has said so."""
+        return self.state.evidence.current or self._forecasts.coefficients
 
     def _capacity(self, degree: int) -> Capacity:
         window_us = self.state.parameters.window_s * US_PER_S

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from services.router.decider import State
 from services.router.roster import serving
+from shared.model.cost import first_version
 
 
 class Offer(NamedTuple):
@@ -35,6 +36,7 @@ def schedulable_workers(state: State) -> int:
 
 
 def mispriced_nodes(state: State) -> int:
-    """Living nodes whose own coefficients are not those that price them here."""
+    """Living nodes that were started with other coefficients than those that price them here, or began to."""
     specs = [node.spec for node in state.pool.nodes.values() if node.alive and node.spec is not None]
-    return sum(spec.coefficients_version != state.coefficients.version for spec in specs)
+    priced_by = first_version(state.coefficients.version)
+    return sum(spec.coefficients_version != priced_by for spec in specs)

@@ -91,6 +91,22 @@ class Coefficients(BaseModel):
         return Coefficients(version=f"{self.version}*{factor:g}", **scaled)
 
 
+def refit_of(version: str, seq: int) -> str:
+    """What a set is called that was fitted to the log up to `seq`, while `version` priced."""
+    return f"{first_version(version)[:180]}+{seq}"
+
+
+def first_version(version: str) -> str:
+    """The set that processes were started with, of one that may have been fitted since."""
+    return version if refit_seq(version) is None else version.rpartition("+")[0]
+
+
+def refit_seq(version: str) -> int | None:
+    """How far the log went that the set was fitted to; None for one that was not fitted while the pool ran."""
+    base, plus, seq = version.rpartition("+")
+    return int(seq) if base and plus and seq.isdecimal() else None
+
+
 def load_coefficients(name: str) -> Coefficients:
     """A set that ships with the project, by its name, or one of your own, by the path of its file, which ends in `.json`.
 

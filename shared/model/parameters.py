@@ -48,6 +48,9 @@ class Parameters(BaseModel):
     )
     stealing: bool = Field(default=True, description="vertumnus: queued requests move to idle workers")
     calibration: bool = Field(default=True, description="vertumnus: a worker's measured over predicted time is priced")
+    refit: bool = Field(
+        default=False, description="coefficients are fitted anew to measured prefills, where that is clearly better"
+    )
     fetch_mb_per_s: int = Field(
         default=10_000, ge=1, le=10_000_000, description="between workers, until a source's own bandwidth was measured"
     )

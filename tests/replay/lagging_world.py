@@ -159,7 +159,9 @@ class World:
 
     def bring_up(self, name: str, incarnation: int, epoch: int) -> None:
         """A node registers, and the controller commits its epoch once every rank has adopted it."""
-        spec = registered(name, incarnation).model_copy(update={"fetches": True, "chunk_tokens": 1_000})
+        spec = registered(name, incarnation).model_copy(
+            update={"fetches": True, "chunk_tokens": 1_000, "coefficients_version": "toy"}
+        )
         self.say(name, spec)
         self._incarnations[name] = incarnation
         self.fold(self.controller, len(self.log))

@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 from cli.main import app
 from services.router import placement
 from shared.contracts.envelope import Stored
-from shared.contracts.events import RequestAssigned, RequestCompleted, RequestRedirected, RouterLost
+from shared.contracts.events import CalibrationUpdated, RequestAssigned, RequestCompleted, RequestRedirected, RouterLost
 from shared.contracts.ids import RequestId, RouterId, client_digest
 from tests.replay.conftest import arrivals
 from tests.replay.lagging_world import World
+from tests.replay.test_refits_verified import refitted
 from tests.services.ledger.record_writer import RecordWriter
 
 
@@ -72,6 +73,19 @@ async def test_without_recomputing_the_counts_are_told_and_how_to_get_more(world
     ][::8]
     assert any("--all` has them" in " ".join(text.split()) for text in texts), "wherever its line breaks"
     assert any("excluded: " in text for text in texts)
+
+
+async def test_what_coefficients_were_fitted_to_is_told(writer: RecordWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERTUMNUS_DATABASE_URL", writer.url)
+    world = refitted()
+    await writer.write(arrivals(world.log))
+    [fit] = [each.data for each in world.log if isinstance(each.data, CalibrationUpdated)]
+    told = await explained(last(world, RequestAssigned).request, "--recorded")
+    [note] = [each for each in told["notes"] if "fitted" in each]
+    assert note == (
+        f"coefficients toy+{fit.to_seq} were fitted to {fit.samples} prefills up to event {fit.to_seq}: "
+        f"a mean error of 50.0% became {fit.error_after:.1%}"
+    )
 
 
 async def test_a_terminal_shows_the_whole_story(world: World) -> None:

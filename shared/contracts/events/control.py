@@ -189,12 +189,14 @@ class EpochAborted(EventData):
 
 @event("calibration-updated", channel=Channel.CONTROL, senders=("controller",))
 class CalibrationUpdated(EventData):
-    """New coefficients, and the held-out errors that justify them."""
+    """New coefficients, and what justifies them: of so many prefills in the log up to `to_seq`, the mean relative error of the
+    set before, and of the new one on shapes that its fit had not seen. `to_seq` 0: it does not say."""
 
     coefficients: dict[str, float | str]
     samples: int
     error_before: float
     error_after: float
+    to_seq: int = 0
 
 
 @event("parameters-changed", channel=Channel.CONTROL, senders=("controller",))
