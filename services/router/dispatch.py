@@ -287,13 +287,13 @@ class Dispatcher:
         await self._capacity.wait()
 
     async def _beat(self) -> None:
-        subject = self._wiring.subjects.alive(self.router)
         while True:
             alive = RouterAlive(router=self.router, source=self._wiring.source, open_requests=self._admitted)
             try:
-                await self._wiring.bus.publish(subject, encode_message(alive))
+                await self._wiring.bus.publish(self._wiring.subjects.alive(self.router), encode_message(alive))
             except Unavailable as error:
                 self._logger.warning("heartbeat not sent", error=str(error))
+            self._wiring.settle()
             self._rebalancer.look()
             self._waiting.expire()
             self._waiting.look()

@@ -283,7 +283,7 @@ class Driver:
 
     def _end(self, fact: RequestCompleted | RequestFailed | RequestCancelled) -> None:
         """Recorded at once; one that `redirect` has recorded already is not recorded again."""
-        self._wiring.record(self._call, decider.end(self._wiring.state, fact), self._last)
+        self._wiring.end(self._call, fact, self._last)
         self._wiring.metrics.ended.labels(fact.TYPE.removeprefix("request-")).inc()
 
     async def _give_up(self) -> None:

@@ -29,8 +29,9 @@ from shared.model.parameters import Parameters
 from shared.model.tenants import OTHERS, Shares
 
 MINUTE_S = 60
-KEPT_S = 2 * MINUTE_S
-"""Seconds that are kept behind the newest: the minute that counts, and as much for routers whose clocks are behind."""
+SECONDS_MAX = 16 * MINUTE_S
+"""Seconds that are kept, the latest that something was first heard of: the minute that counts of sixteen routers no two of
+whose clocks agree. What a clock that is wrong by more than a minute assigns is not counted by others, and hides nobody's."""
 
 _SECOND_NS = 10**9
 
@@ -71,7 +72,8 @@ class Waiting(NamedTuple):
 @dataclass(slots=True)
 class Usage:
     """State of the fold; `evolve` is its only writer. `held` are the waiting requests by router and tenant; of each second,
-    None stands for everybody, so that no question adds up all tenants."""
+    None stands for everybody, so that no question adds up all tenants. `seconds` are in the order in which they were first
+    heard of, `in_order` in that of time."""
 
     shares: Shares = field(default_factory=lambda: Shares(()))
     tenant_of: dict[RequestId, TenantId] = field(default_factory=dict)
@@ -79,7 +81,7 @@ class Usage:
     of_tenant: dict[TenantId, Taken] = field(default_factory=dict)
     everybody: Taken = field(default_factory=Taken)
     seconds: dict[int, dict[TenantId | None, Served]] = field(default_factory=dict)
-    newest_s: int = 0
+    in_order: list[int] = field(default_factory=list)
     held: dict[Source, dict[TenantId, list[Waiting]]] = field(default_factory=dict)
     waits: dict[RequestId, tuple[Source, Waiting]] = field(default_factory=dict)
 
@@ -93,14 +95,14 @@ class Usage:
         return taken
 
     def served(self, tenant: TenantId | None, since_s: int) -> list[tuple[int, Served]]:
-        """What was assigned second by second from `since_s` on, oldest first: to everybody who shares this tenant's entry, or
-        to all."""
+        """What was assigned second by second from `since_s` on, for two minutes, oldest first: to everybody who shares this
+        tenant's entry, or to all."""
         found = []
-        for second in range(max(since_s, self.newest_s - KEPT_S), self.newest_s + 1):
-            if by_tenant := self.seconds.get(second):
-                served = self._part_of(by_tenant, tenant)
-                if served.requests:
-                    found.append((second, served))
+        begin, end = (bisect_left(self.in_order, each) for each in (since_s, since_s + 2 * MINUTE_S))
+        for second in self.in_order[begin:end]:
+            served = self._part_of(self.seconds[second], tenant)
+            if served.requests:
+                found.append((second, served))
         return found
 
     def _part_of(self, by_tenant: Mapping[TenantId | None, Served], tenant: TenantId | None) -> Served:
@@ -124,6 +126,7 @@ class Usage:
             assert self.counted[request] == _taken(opened), f"{request} is counted as something else"
             tenant = self.tenant_of[request]
             sums[tenant] = sums.get(tenant, Taken()).plus(_taken(opened))
+        assert sorted(self.seconds) == self.in_order, "the seconds in order are others"
         assert sums == self.of_tenant, "the sums are not those of the open requests"
         held = {each.request for of in self.held.values() for line in of.values() for each in line}
         assert held == self.waits.keys() <= loads.open.keys(), "the lines are not those that wait"
@@ -203,15 +206,17 @@ def _let_go(usage: Usage, request: RequestId, tenant: TenantId) -> None:
 
 def _serve(usage: Usage, data: RequestAssigned) -> None:
     second = data.now_ns // _SECOND_NS
-    if second > usage.newest_s:
-        usage.newest_s = second
-        for old in [each for each in usage.seconds if each <= second - KEPT_S]:
-            del usage.seconds[old]
-    if second > usage.newest_s - KEPT_S:
-        by_tenant = usage.seconds.setdefault(second, {})
-        served = Served(1, data.uncached_tokens + data.cached_tokens, data.uncached_tokens)
-        for each in (None, usage.tenant_of[data.request]):
-            by_tenant[each] = by_tenant.get(each, Served()).plus(served)
+    if second not in usage.seconds:
+        usage.seconds[second] = {}
+        insort(usage.in_order, second)
+        if len(usage.seconds) > SECONDS_MAX:
+            first_heard = next(iter(usage.seconds))
+            del usage.seconds[first_heard]
+            del usage.in_order[bisect_left(usage.in_order, first_heard)]
+    by_tenant = usage.seconds[second]
+    served = Served(1, data.uncached_tokens + data.cached_tokens, data.uncached_tokens)
+    for each in (None, usage.tenant_of[data.request]):
+        by_tenant[each] = by_tenant.get(each, Served()).plus(served)
 
 
 def total(parts: Iterable[Served]) -> Served:

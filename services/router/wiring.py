@@ -1,21 +1,31 @@
 """What everything that drives requests in this process shares."""
 
+from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from services.router import decider
 from services.router.calls import Call, Rejected
 from services.router.claims import Claims
 from services.router.decider import Moment, State
 from services.router.metrics import RouterMetrics
 from services.router.settings import RouterSettings
 from shared.contracts.envelope import Envelope, EventData
-from shared.contracts.events import LimitMet, RequestAssigned, RequestRejected, RouterRegistered
+from shared.contracts.events import (
+    LimitMet,
+    RequestAssigned,
+    RequestCancelled,
+    RequestCompleted,
+    RequestFailed,
+    RequestRejected,
+    RouterRegistered,
+)
 from shared.contracts.ids import RouterId, Source
 from shared.contracts.subjects import Subjects
 from shared.runtime.appending import Origin
 from shared.runtime.clock import Clock
-from shared.runtime.outbox import Outbox
+from shared.runtime.outbox import Outbox, OutboxFull
 from shared.runtime.ports import Bus
 from shared.runtime.projection import Projection
 
@@ -25,6 +35,14 @@ class Placed(NamedTuple):
 
     assigned: RequestAssigned
     event: Envelope
+
+
+class _Owed(NamedTuple):
+    """An end that the outbox had no room for."""
+
+    call: Call
+    end: RequestCompleted | RequestFailed | RequestCancelled
+    cause: Placed | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +60,7 @@ class Wiring:
     source: Source
     metrics: RouterMetrics
     capacity_changed: Callable[[], Awaitable[None]]
+    _owed: deque[_Owed] = field(default_factory=deque)
 
     @property
     def state(self) -> State:
@@ -65,6 +84,19 @@ class Wiring:
         """Record what was decided about `call`, whose last assignment was `cause`. Errors: OutboxFull."""
         causation = cause.event.id if cause else None
         return self.outbox.record(facts, Origin(call.request, causation, call.order.traceparent))
+
+    def end(self, call: Call, end: RequestCompleted | RequestFailed | RequestCancelled, cause: Placed | None) -> None:
+        """Record how it ended; nothing, if an end is recorded already. What the outbox has no room for now is recorded by
+        `settle`: until then the request's reservation holds. At most as many wait as were open when the log stood still."""
+        try:
+            self.record(call, decider.end(self.state, end), cause)
+        except OutboxFull:
+            self._owed.append(_Owed(call, end, cause))
+
+    def settle(self) -> None:
+        """Record what waits, as far as there is room."""
+        for _ in range(len(self._owed)):
+            self.end(*self._owed.popleft())
 
 
 def rejection(rejected: RequestRejected) -> Rejected:

@@ -6,7 +6,8 @@ Rules:
     agent decides again: nothing is fetched if the blocks are here by now, or if by the bandwidth that this source was seen to
     have computing them is cheaper.
 2.  Others with tokens at hand go first meanwhile. A fetch that fails, is refused or runs into its limit leaves what has come,
-    and the prefill computes the rest. It is not tried again.
+    and the prefill computes the rest. It is not tried again, and a source that gave nothing in `LIMIT_S_MIN` is not asked
+    for a while.
 3.  A fetch may take as long as it saves, so at worst it doubles a prefill's time; but at least `LIMIT_S_MIN`.
 """
 
@@ -54,7 +55,7 @@ class Wanted(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What a source was last seen to give."""
+    """What a source was last seen to give; nothing, if it was silent."""
 
     bytes_per_s: float
     at_ns: int
@@ -136,6 +137,8 @@ class Fetches:
         seen = self._seen.get(fetch_source(job))
         fetch_us = None
         if seen is not None and self._ports.clock.monotonic_ns() - seen.at_ns < SEEN_NS:
+            if not seen.bytes_per_s:
+                return "silent" if wanted > held else "here"
             fetch_us = round((wanted - held) * self._token_bytes / seen.bytes_per_s * US_PER_S)
         return decide(self._ports.coefficients, group.degree, job.assign.prompt_tokens, (held, wanted), fetch_us)
 
@@ -162,12 +165,14 @@ class Fetches:
         if isinstance(reply, Copied) and reply.bytes:
             tokens = self._tokens(job, wanted.held_tokens // self._block_tokens + reply.blocks) - wanted.held_tokens
             self._see(source, reply.bytes / seconds)
+        elif isinstance(reply, Copied) and seconds >= LIMIT_S_MIN:
+            self._see(source, 0)
         job.fetched = Fetched(wanted.held_tokens, tokens, round(seconds * US_PER_S), fallback)
         self._logger.info("fetched", request=job.assign.request, source=source, tokens=tokens, fallback=fallback)
 
     def _see(self, source: NodeId, bytes_per_s: float) -> None:
         known = self._seen.pop(source, None)
-        if known is not None:
+        if known is not None and known.bytes_per_s and bytes_per_s:
             bytes_per_s = known.bytes_per_s + SEEN_WEIGHT * (bytes_per_s - known.bytes_per_s)
         self._seen[source] = _Seen(bytes_per_s, self._ports.clock.monotonic_ns())
         if len(self._seen) > SOURCES_MAX:

@@ -83,8 +83,8 @@ class PrefillCompleted(EventData):
     step's prediction, so `prefill_us` over `predicted_us` (by the node's registered coefficients; None if the agent did not
     say) is measured over predicted whatever else ran. `queue_us` is all the rest of the time from acceptance to first token.
     `cached_fetched_tokens` were read from `fetched_from`, for which the request waited `fetch_us`. `fetch_fallback` says why a
-    fetch brought less than it was to: `here` (nothing was missing any more), `dearer` (than to compute it), or what a copy or
-    its refusal says.
+    fetch brought less than it was to: `here` (nothing was missing any more), `dearer` (than to compute it), `silent`
+    (the source, of late), or what a copy or its refusal says.
     """
 
     request: RequestId

@@ -6,8 +6,9 @@ import pytest
 from router_world import ME, NOW_NS, SECOND_NS, Log, arrival, pool_of, prefilled, started
 
 from services.router import decider, turns
+from services.router.admission import last_minute
 from services.router.decider import Arrival, Moment, receive
-from services.router.usage import total
+from services.router.usage import SECONDS_MAX, total
 from shared.contracts.envelope import EventData
 from shared.contracts.events import (
     LimitMet,
@@ -93,6 +94,26 @@ class TestLimits:
             assert refused.retry_after_s == wait_s
         assert isinstance(ask(log, of("a", "500", 500), later), RequestAssigned)
         assert isinstance(ask(log, of("a", "600", 600), NOW_NS + 60 * SECOND_NS), RequestAssigned)
+
+    def test_a_router_whose_clock_is_far_ahead_hides_nobody_s_tokens(self) -> None:
+        log = pool(4, 4, tenants={"a": {"tokens_per_minute": 3_500}})
+        ask(log, of("a", "1", 3_000), NOW_NS)
+        for minutes in range(2, 90):
+            ask(log, of("b", f"ahead-{minutes}", 10), NOW_NS + minutes * 60 * SECOND_NS, source=OTHER)
+        refused = ask(log, of("a", "2"), NOW_NS + SECOND_NS)
+        assert met(refused).used == 3_000
+        assert isinstance(ask(log, of("a", "3"), NOW_NS + 61 * SECOND_NS), RequestAssigned)
+
+    def test_what_is_kept_of_seconds_is_bounded_and_the_minute_is_in_it(self) -> None:
+        log = pool(4, 4, tenants={"a": {"tokens_per_minute": 10**9}, "b": {}})
+        for second in range(SECONDS_MAX + 100):
+            ask(log, of("a", f"{second}", 10), NOW_NS + second * SECOND_NS)
+            log.fold(RequestCancelled(request=RequestId(f"{second}")), source=ME)
+        usage = log.state.usage
+        assert len(usage.seconds) == SECONDS_MAX
+        usage.check(log.state.loads)
+        now_ns = NOW_NS + (SECONDS_MAX + 99) * SECOND_NS
+        assert last_minute(usage, TenantId("a"), now_ns).tokens == 600
 
     @pytest.mark.parametrize("limit", ["tenant", "pool"])
     def test_queued_tokens(self, limit: str) -> None:

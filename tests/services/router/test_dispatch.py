@@ -5,7 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from router_front import SOURCE, STOP_TOKEN, SUBJECTS, Agent, continuation, front, serve_some, tokens_of
+from router_front import (
+    SOURCE,
+    STOP_TOKEN,
+    SUBJECTS,
+    Agent,
+    continuation,
+    front,
+    serve_some,
+    serve_when_told,
+    tokens_of,
+)
 from router_world import committed, registered
 
 from services.router import dispatch
@@ -469,14 +479,38 @@ async def test_a_reader_does_not_hang_when_no_end_can_be_recorded(
         await Agent(router, "n0").start((4,))
         call = await router.submit(PROMPT)
 
-        def full(*_: object) -> None:
-            raise OutboxFull("full")
+        def broken(*_: object) -> None:
+            raise RuntimeError("broken")
 
-        monkeypatch.setattr(router.outbox, "record", full)
+        monkeypatch.setattr(router.outbox, "record", broken)
         with pytest.raises(Unserved) as failure:
             await tokens_of(call)
         assert failure.value.reason == "internal"
         assert router.dispatcher.open_requests == 0
+
+
+async def test_an_end_that_the_log_had_no_room_for_is_recorded_when_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with front(tmp_path) as router:
+        agent = Agent(router, "n0", serve_when_told)
+        await agent.start((4,))
+        calls = [await router.submit(PROMPT) for _ in range(2)]
+        await eventually(lambda: len(agent.queued) == 2)
+
+        def full(*_: object) -> None:
+            raise OutboxFull("full")
+
+        with monkeypatch.context() as standing_still:
+            standing_still.setattr(router.outbox, "record", full)
+            calls[0].leave()
+            agent.queued[calls[1].request, 1].set()
+            await tokens_of(calls[1])
+            await eventually(lambda: router.dispatcher.open_requests == 0)
+            assert len(router.state.loads.open) == 2, "what they reserve holds until the record has their ends"
+        await eventually(lambda: not router.state.loads.open)
+        await eventually(lambda: len(router.told(RequestCompleted)) == 1)
+        assert [each.request for each in router.told(RequestCancelled)] == [calls[0].request]
 
 
 class TestNoWorker:

@@ -8,7 +8,8 @@ import pytest
 
 from services.worker.engine.modelled import ModelledNode
 from services.worker.fetches import FETCHES_PER_SOURCE_MAX, LIMIT_S_MIN, Wanted, decide
-from shared.contracts.commands import Cancel, Drain
+from shared.contracts.commands import Cancel, Drain, decode_command
+from shared.contracts.copy_commands import Pin
 from shared.contracts.events import BlocksStored, ParametersChanged, PrefillAborted, PrefillCompleted
 from shared.contracts.ids import WorkerId, worker_id
 from tests.services.worker.scripted import BLOCK_TOKENS, COSTS, SMALL, SUBJECTS, World, prompt, running, worker
@@ -225,6 +226,26 @@ async def test_a_source_that_is_silent_costs_a_limit_and_a_late_copy_leaves_what
         await world.clock.advance(3.0)
         assert completed(world, "a").fetch_fallback == "time-limit"
         assert split_of(completed(world, "a")) == (BLOCK_TOKENS + 1, 0, 9 * BLOCK_TOKENS)
+
+
+async def test_a_source_that_was_silent_is_asked_again_after_a_minute_and_not_before() -> None:
+    world, pins = world_of(), 0
+
+    async def stay_silent(_subject: str, payload: bytes) -> bytes:
+        nonlocal pins
+        pins += isinstance(decode_command(payload), Pin)
+        await world.clock.sleep(60.0)
+        return b""
+
+    async with running(world):
+        await world.bus.subscribe(SUBJECTS.agent(OTHER), stay_silent)
+        told = []
+        for number, wait_s in enumerate((10.0, 10.0, 60.0, 10.0)):
+            await ask_for(world, f"{number}", 10 * BLOCK_TOKENS + 1, seed=number)
+            await world.clock.advance(wait_s)
+            told.append(completed(world, f"{number}").fetch_fallback)
+        assert told == ["time-limit", "silent", "silent", "time-limit"]
+        assert pins == 2
 
 
 async def test_a_request_that_leaves_during_its_fetch_leaves_the_blocks() -> None:
