@@ -1,7 +1,9 @@
 """The contexts of a decode rank's sequences, as the rank and the mover of its node see them.
 
-In a shared file the operating system commits a page when it is first written, so a short sequence costs what it uses, and gives
-it back at its end. A GPU's memory is taken whole, when the rank starts.
+In a shared file the operating system commits a page when it is first written, so a context costs what its longest sequence has
+used; a new sequence gets the context that was freed last. Nothing is given back: the mover may have registered the file for
+reads from other nodes, and an adapter would go on writing to a page that was taken out of it, where nobody reads (ADR 36). A
+GPU's memory is taken whole, when the rank starts.
 
 Shapes: L layers · 2 (K, V) · S tokens of a context · T tokens of a block · G key/value heads · D head dim.
 """
@@ -23,8 +25,9 @@ class Contexts:
         """`file` is the descriptor of the shared file, which this process maps for ever; `pool` are the bytes where they are in
         GPU memory instead."""
         self.layout = layout
-        self._map = None if pool is not None else mmap.mmap(file, layout.file_bytes)
-        self._bytes = pool if pool is not None else torch.frombuffer(self._map, dtype=torch.uint8)
+        if pool is None:
+            pool = torch.frombuffer(mmap.mmap(file, layout.file_bytes), dtype=torch.uint8)
+        self._bytes = pool
 
     @property
     def base(self) -> Base:
@@ -41,8 +44,3 @@ class Contexts:
         """(L, 2, T, G, D): the tokens of one block."""
         block_tokens = self.layout.kv.block_tokens
         return self.context(sequence)[:, :, depth * block_tokens : (depth + 1) * block_tokens]
-
-    def clear(self, sequence: int) -> None:
-        """Give the pages back. What they held reads as zeros."""
-        if self._map is not None:
-            self._map.madvise(mmap.MADV_REMOVE, sequence * self.layout.context_bytes, self.layout.context_bytes)

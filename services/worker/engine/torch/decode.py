@@ -52,9 +52,8 @@ class DecodeRank:
         self._decoding[command.sequence] = _Sequence(command, context_L2SGD, command.prompt_tokens, command.first_token)
 
     def end(self, sequence: int) -> None:
-        """Free a sequence, whether it decodes or not."""
+        """Forget a sequence, whether it decodes or not."""
         self._decoding.pop(sequence, None)
-        self._contexts.clear(sequence)
 
     def step(self) -> list[Decoded]:
         """One token of every sequence that decodes. Not when `idle`."""
@@ -82,10 +81,10 @@ class _Attention:
     def __init__(self, batch: Sequence[_Sequence]) -> None:
         self._batch = batch
 
-    def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
+    def __call__(self, layer: int, q_THD: Tensor, kv_2TGD: Tensor) -> Tensor:
         out_THD = torch.empty_like(q_THD)
         for row, sequence in enumerate(self._batch):
-            keys_SGD, values_SGD = sequence.context_L2SGD[layer, :, : sequence.tokens + 1]
-            keys_SGD[sequence.tokens], values_SGD[sequence.tokens] = k_TGD[row], v_TGD[row]
-            out_THD[row] = attend_last(q_THD[row : row + 1], keys_SGD, values_SGD)[0]
+            context_2SGD = sequence.context_L2SGD[layer, :, : sequence.tokens + 1]
+            context_2SGD[:, sequence.tokens] = kv_2TGD[:, row]
+            out_THD[row] = attend_last(q_THD[row : row + 1], *context_2SGD)[0]
         return out_THD

@@ -77,7 +77,7 @@ class ContextLayout:
 
     @property
     def context_bytes(self) -> int:
-        """From one sequence to the next: whole pages, so that a sequence can give its own back."""
+        """From one sequence to the next: whole pages, so that a short sequence touches none of its neighbour's."""
         size = self.kv.block_bytes * (self.tokens // self.kv.block_tokens)
         return -(-size // PAGE_BYTES) * PAGE_BYTES
 

@@ -57,6 +57,6 @@ def rope_bytes(config: ModelConfig, context_tokens: int) -> int:
 
 
 def sequence_bytes(config: ModelConfig, layout: KvLayout, tokens: int) -> int:
-    """A sequence on a decode rank: pages are committed as they are written."""
+    """A context on a decode rank, by the longest sequence that it has had: pages are committed when they are first written."""
     blocks = -(-tokens // layout.block_tokens)
     return blocks * layout.block_tokens * config.kv_bytes_per_token

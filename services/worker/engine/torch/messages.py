@@ -130,7 +130,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Forget a sequence, whatever it is doing, and give its memory back. `Done` says that nothing more is written to it."""
+    """Forget a sequence, whatever it is doing. `Done` says that nothing more is written to its context."""
 
     n: int
     sequence: int

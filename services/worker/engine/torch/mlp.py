@@ -22,7 +22,8 @@ class DenseMlp:
         self._down = weights.take(f"{name}.down_proj", hidden, intermediate)
 
     def __call__(self, x_TE: Tensor) -> Tensor:
-        return linear(silu(linear(x_TE, self._gate)) * linear(x_TE, self._up), self._down)
+        gated = silu(linear(x_TE, self._gate), inplace=True).mul_(linear(x_TE, self._up))
+        return linear(gated, self._down)
 
 
 class ExpertMlp:

@@ -122,7 +122,7 @@ class _Move:
         except StaleSlot as error:
             return self.answer("stale-source", str(error))
         except Unreachable as error:
-            self.reading = False
+            self.reading = error.writing
             return self.answer("source-lost", str(error))
         return None
 

@@ -130,8 +130,8 @@ class _Attention:
         self._lengths = [part.tokens for part in parts]
         self._gathered_tokens = sum(2 * part.cut.chunk_tokens for part in parts if not part.cut.alone)
 
-    def __call__(self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor) -> Tensor:
-        kvs = torch.split(torch.stack((k_TGD, v_TGD)), self._lengths, dim=1)
+    def __call__(self, layer: int, q_THD: Tensor, kv_2TGD: Tensor) -> Tensor:
+        kvs = torch.split(kv_2TGD, self._lengths, dim=1)
         for part, kv_2TGD in zip(self._parts, kvs, strict=True):
             part.read(layer)
             if part.cut.alone:

@@ -12,10 +12,10 @@ from torch import Tensor
 from services.worker.engine.torch.rope_config import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 
-def rotate(x_TXD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
-    """In the half-split form of the Hugging Face checkpoints."""
+def rotate(x_TXD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, *, out: Tensor) -> None:
+    """In the half-split form of the Hugging Face checkpoints, into `out` (T, X, D)."""
     first, second = x_TXD.chunk(2, dim=-1)
-    return x_TXD * cos_T1D + torch.cat((-second, first), dim=-1) * sin_T1D
+    torch.addcmul(x_TXD * cos_T1D, torch.cat((-second, first), dim=-1), sin_T1D, out=out)
 
 
 def rope_tables(rope: Rope, head_dim: int, positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

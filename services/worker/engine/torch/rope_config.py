@@ -54,7 +54,8 @@ def read_rope(config: Mapping[str, Any]) -> Rope:
 
     Errors: EngineError names what is not supported, KeyError the field that is missing.
     """
-    fields = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    fields = {name: value for name, value in given.items() if value is not None}
     by_layer = [key for key, value in fields.items() if isinstance(value, Mapping)]
     if by_layer:
         raise EngineError(f"config.json: rope parameters by layer type ({', '.join(by_layer)}) are not supported")
@@ -76,7 +77,10 @@ def _scaling(kind: str, fields: Mapping[str, Any], context: int) -> LinearScalin
     if kind == "linear":
         return LinearScaling(factor)
     if kind == "llama3":
-        return Llama3Scaling(factor, fields["low_freq_factor"], fields["high_freq_factor"], original)
+        low, high = fields["low_freq_factor"], fields["high_freq_factor"]
+        if low >= high:
+            raise EngineError(f"config.json: low_freq_factor = {low} is not below high_freq_factor = {high}")
+        return Llama3Scaling(factor, low, high, original)
     return YarnScaling(
         factor=factor,
         original_max_position_embeddings=original,

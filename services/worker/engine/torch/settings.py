@@ -12,7 +12,7 @@ from shared.model.lattice import RANKS_MAX
 @dataclass(frozen=True, slots=True)
 class TorchSettings:
     """Everything is bounded here: KV memory is prefill_ranks × blocks_per_rank blocks, decode memory is decode_ranks ×
-    sequences_per_decode_rank contexts of context_tokens_max tokens (committed as they are used).
+    sequences_per_decode_rank contexts of context_tokens_max tokens (committed when they are first used).
 
     ValueError names the field and its limits.
     """

@@ -33,7 +33,12 @@ class Piece(NamedTuple):
 
 
 class Unreachable(Exception):
-    """The other node cannot be read, or is not one that we can use. Nothing more will be written here by the read."""
+    """The other node cannot be read, or is not one that we can use. `writing` if a read that has failed could not be called
+    back: it may still write here. Otherwise nothing more will."""
+
+    def __init__(self, detail: str, *, writing: bool = False) -> None:
+        super().__init__(detail)
+        self.writing = writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,7 @@ class Wire:
         """Begin a read from their kind of memory to ours; ask `done` about it. Errors: Unreachable."""
         to = [(piece.here.address, piece.bytes, piece.here.device) for piece in pieces]
         source = [(piece.there.address, piece.bytes, piece.there.device) for piece in pieces]
+        handle = None
         try:
             handle = self._agent.initialize_xfer(
                 "READ",
@@ -152,31 +158,36 @@ class Wire:
                 self._agent.get_xfer_descs(source, mem_type=there),
                 peer.agent,
             )
-            self._check(peer, self._agent.transfer(handle))
+            state = self._agent.transfer(handle)
         except self._errors as error:
-            self._forget(peer)
-            raise Unreachable(f"{peer.access.name}: {error}") from error
+            raise self._failed(peer, handle, str(error)) from error
+        if state == "ERR":
+            raise self._failed(peer, handle, "the read failed")
         return handle
 
     def done(self, peer: Peer, handle: Any) -> bool:
         """Whether everything is here. Errors: Unreachable."""
         try:
-            finished = self._check(peer, self._agent.check_xfer_state(handle))
+            state = self._agent.check_xfer_state(handle)
         except self._errors as error:
-            self._forget(peer)
-            raise Unreachable(f"{peer.access.name}: {error}") from error
-        if finished:
-            self._agent.release_xfer_handle(handle)
-        return finished
-
-    def _check(self, peer: Peer, state: str) -> bool:
+            raise self._failed(peer, handle, str(error)) from error
         if state == "ERR":
-            self._forget(peer)
-            raise Unreachable(f"{peer.access.name}: the read failed")
-        return state == "DONE"
+            raise self._failed(peer, handle, "the read failed")
+        if state != "DONE":
+            return False
+        self._agent.release_xfer_handle(handle)
+        return True
 
-    def _forget(self, peer: Peer) -> None:
-        """The next read connects anew, if its access is a new one."""
+    def _failed(self, peer: Peer, handle: Any, why: str) -> Unreachable:
+        """One piece of a read has failed, and others may be on their way: what is released is called back. The next read
+        connects anew, if its access is a new one."""
+        writing = False
+        if handle is not None:
+            try:
+                self._agent.release_xfer_handle(handle)
+            except self._errors as error:
+                writing, why = True, f"{why}, and could not be called back: {error}"
         for access in [access for access, known in self._peers.items() if known is peer]:
             del self._peers[access]
             self._agent.remove_remote_agent(peer.agent)
+        return Unreachable(f"{peer.access.name}: {why}", writing=writing)
