@@ -2,7 +2,7 @@
 
 All ways take turns in every round, so that a busy machine slows all of them: the ratios are the result. First the ways
 themselves, in one process that has mapped its own pools and a second process's; then whole plans between two torch engines,
-as the agent has them carried out, if a model directory is given.
+as the agent has them carried out, if a model directory is given: between their GPUs where there are any.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from services.worker.engine.protocol import PrefillItem, PrefillStep
 from services.worker.engine.slot_ref import SlotRef
 from services.worker.engine.torch.contexts import Contexts
 from services.worker.engine.torch.destinations import IntoContext
+from services.worker.engine.torch.devices import visible_gpus
 from services.worker.engine.torch.engine import TorchEngine
 from services.worker.engine.torch.kv_layout import ContextLayout, KvLayout
 from services.worker.engine.torch.kv_memory import KvMemory
@@ -148,7 +149,7 @@ def compare() -> None:
 async def whole_plans(model_dir: Path) -> None:
     """Two nodes: a prompt computed at degree 1, copied to degree 2, again and again."""
     zygote = Zygote()
-    settings = TorchSettings(model_dir, prefill_ranks=2, decode_ranks=0, copy_bytes_per_s=1e12)
+    settings = TorchSettings(model_dir, prefill_ranks=2, decode_ranks=0, copy_bytes_per_s=1e12, gpus=visible_gpus())
     source, node = TorchEngine(settings, zygote), TorchEngine(settings, zygote)
     try:
         for engine in (source, node):

@@ -3,7 +3,7 @@
 The real half of the demo, made longer: NATS, Postgres, every service, SmolLM2 on eight CPU ranks, and requests all the time.
 Meanwhile an operator asks for one random split or merge after the other. Every greedy answer is compared with transformers
 afterwards, so an output that any of them changed would show. What is printed: how requests and reconfigurations ended, and how
-long drains and switches took. Exit status 1 if a request failed, a token is wrong, or the record is not whole.
+long drains and switches took. Exit status 1 if a request failed, a token is wrong, the record is not whole or nothing moved.
 """
 
 import random
@@ -45,6 +45,8 @@ def main(
     print(f"{len(committed)} of {len(ran.moved)} reconfigurations committed")
     for why in sorted({each.why_not for each in ran.moved if each.why_not}):
         print(f"aborted: {why}")
+    if not committed:
+        raise typer.Exit(1)
     for name, seconds in (("drain", [e.drain_s for e in committed]), ("switch", [e.switch_s for e in committed])):
         p50, p99 = np.percentile(seconds, (50, 99)) * 1e3
         print(f"{name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms, at most {max(seconds) * 1e3:.1f} ms")

@@ -118,6 +118,11 @@ class Driven:
             await self.pass_time()
         raise AssertionError("something that was begun does not end")
 
+    async def one_ends(self) -> None:
+        """Something that was begun, if there is any."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
     async def settle(self) -> None:
         """Everything that was begun ends, and everything that is held is let go."""
         await self._until(lambda: not self._tasks)

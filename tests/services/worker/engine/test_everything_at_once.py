@@ -148,7 +148,15 @@ async def test_the_same_on_real_ranks(tiny_llama: Path, zygote: Zygote) -> None:
     quick the ranks are. A prompt's first token is the same whatever was done to its blocks."""
     chance = random.Random(3)
     wanted = {"finished", "unfinished", "cancelled", "OutOfBlocks", "copy None"}
-    slow = TorchSettings(tiny_llama, prefill_ranks=4, block_tokens=4, blocks_per_rank=6, copy_bytes_per_s=1e6)
+    slow = TorchSettings(
+        tiny_llama,
+        prefill_ranks=4,
+        block_tokens=4,
+        blocks_per_rank=6,
+        copy_bytes_per_s=1e6,
+        switch_timeout_s=30,  # however busy the machine is
+        hung_s=60,
+    )
     engine = TorchEngine(slow, zygote)
     await engine.start()
     driven = Driven(engine)
@@ -188,5 +196,5 @@ async def act(driven: Driven, chance: random.Random) -> None:
         case "resume" | "cancel" | "release" | "unpin" as action:
             getattr(driven, action)(number)
         case _:
-            await asyncio.sleep(0.002)
+            await driven.one_ends()
     await asyncio.sleep(0)
