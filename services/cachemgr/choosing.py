@@ -83,9 +83,9 @@ def reclamations(view: View, scan: int, chosen: Iterable[Wish]) -> list[Excess]:
     busy = {(each.asked.z, each.asked.worker) for each in view.operations.reclaiming.values()}
     busy |= view.operations.resting.keys()
     found: list[Excess] = []
-    cold = view.trie.coldest(max(limit, 0) * LOOK_PER_OPERATION)
+    cold = view.trie.coldest(max(limit, 0) * LOOK_PER_OPERATION, spare=not paper)
     for candidate in sorted(cold, key=lambda each: (each.score, each.node.block)):
-        if not paper and (candidate.replicas < 2 or view.trie.scan - candidate.node.stamp < quiet_scans):
+        if not paper and view.trie.scan - candidate.node.stamp < quiet_scans:
             continue
         holding = view.holders.index.holders(candidate.node.block)
         workers = [each for each in view.of_degree(candidate.degree) if each.id in holding and each.id not in lending]

@@ -10,8 +10,7 @@ tree, how many workers of each degree have a node, and two statistics per degree
     is reclaimable is everything else that has a replica, and that number is known.
 3.  Reading never changes what is stored, so every process that folds the log has the same bits.
 4.  A node without holders stays, for its demand may return, but only `HOLDERLESS_MAX` of them, oldest out first.
-5.  A *tip* is a held node below which nothing is held anywhere. Only tips can be reclaimed; they are kept in the order in
-    which they were last demanded, so the coldest are found without a walk.
+5.  Only a held node below which nothing is held anywhere can be reclaimed (`tips.py`).
 
 Under the policy `regret` the same store holds another statistic in place of the marginal benefit: `missed` is the routing
 cost lost for want of the node (`regret.py`), and `seen` counts requests whose prompt has it.
@@ -20,7 +19,6 @@ cost lost for want of the node (`regret.py`), and `seen` counts requests whose p
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from heapq import nlargest
-from itertools import islice
 
 from services.cachemgr.node import (
     COLD,
@@ -36,6 +34,7 @@ from services.cachemgr.node import (
     power,
     with_more,
 )  # fmt: skip
+from services.cachemgr.tips import Tips
 from shared.contracts.ids import BlockId, WorkerId
 from shared.model.holders import Holders
 from shared.model.lattice import DEGREES
@@ -63,7 +62,7 @@ class Trie:
         self._hot: dict[BlockId, Node] = {}
         self._holderless: OrderedDict[BlockId, Node] = OrderedDict()
         self._recent: OrderedDict[BlockId, Node] = OrderedDict()
-        self._tips: OrderedDict[BlockId, Node] = OrderedDict()
+        self._tips = Tips()
 
     # --- holders
 
@@ -77,6 +76,8 @@ class Trie:
                 self._first_holder(node)
             self._pairs += not node.replicas[index]
             node.replicas = with_more(node.replicas, index, 1)
+            if node.replicas[index] > 1:
+                self._tips.recounted(node)
             parent = block
         self.copies += len(blocks)
 
@@ -87,6 +88,8 @@ class Trie:
             node = self.nodes[block]
             node.replicas = with_more(node.replicas, index, -1)
             self._pairs -= not node.replicas[index]
+            if node.replicas[index] == 1:
+                self._tips.recounted(node)
             if not any(node.replicas):
                 self._holderless[block] = node
                 self._no_holder(node)
@@ -189,13 +192,13 @@ class Trie:
                     found.append(Candidate(node, degree, replicas, missed * factor))
         return found
 
-    def coldest(self, limit: int) -> list[Candidate]:
+    def coldest(self, limit: int, *, spare: bool = False) -> list[Candidate]:
         """Reclaimable pairs (z, C) among the `limit` tips that were demanded or first held longest ago: access per replica is
-        below the limit. In that order."""
+        below the limit. In that order. `spare`: only what C has more than once."""
         found = []
-        for node in islice(self._tips.values(), limit):
+        for node in self._tips.oldest(limit, spare=spare):
             for degree, replicas, access in zip(DEGREES, node.replicas, self.demand(node).access, strict=True):
-                if replicas and access < replicas * self._limits.reclaim:
+                if replicas > spare and access < replicas * self._limits.reclaim:
                     found.append(Candidate(node, degree, replicas, access / replicas))
         return found
 
@@ -231,17 +234,17 @@ class Trie:
         return node
 
     def _first_holder(self, node: Node) -> None:
-        self._tips[node.block] = node
+        self._tips.add(node)
         if node.parent is not None:
             node.parent.held_below += 1
-            self._tips.pop(node.parent.block, None)
+            self._tips.remove(node.parent)
 
     def _no_holder(self, node: Node) -> None:
-        self._tips.pop(node.block, None)
+        self._tips.remove(node)
         if node.parent is not None:
             node.parent.held_below -= 1
             if not node.parent.held_below and any(node.parent.replicas):
-                self._tips[node.parent.block] = node.parent
+                self._tips.add(node.parent)
 
     def _factor(self, statistics: Statistics) -> float:
         return power(self._limits.decay, self.scan - statistics.stamp)
@@ -258,8 +261,7 @@ class Trie:
         self._ceiling = max(self._ceiling, value)
         if makes_hot:
             self._hot[node.block] = node
-        if node.block in self._tips:
-            self._tips.move_to_end(node.block)
+        self._tips.demanded(node)
         self._recent[node.block] = node
         self._recent.move_to_end(node.block)
         if len(self._recent) > RECENT_MAX:
@@ -287,10 +289,10 @@ class Trie:
         held_below = Counter(n.parent.block for n in self.nodes.values() if n.parent is not None and any(n.replicas))
         tips = {block for block, node in self.nodes.items() if any(node.replicas) and not held_below[block]}
         assert all(node.held_below == held_below[block] for block, node in self.nodes.items()), "held children"
-        assert self._tips.keys() == tips, "tips are not those nodes below which nothing is held"
+        self._tips.check(tips)
         children = Counter(node.parent.block for node in self.nodes.values() if node.parent is not None)
         assert all(node.children == children[block] for block, node in self.nodes.items()), "children are miscounted"
-        for index in (self._hot, self._holderless, self._recent, self._tips):
+        for index in (self._hot, self._holderless, self._recent):
             assert all(self.nodes.get(block) is node for block, node in index.items()), "a forgotten node is indexed"
         assert holders.index.index.keys() <= self.nodes.keys(), "a held block has no node"
         assert self.copies == sum(holders.index.counts.values()), "copies are miscounted"

@@ -434,7 +434,10 @@ def test_no_regret_without_a_cheaper_worker(story: CacheStory) -> None:
 
 
 def test_regret_reclaims_only_second_copies_in_full_caches_that_stayed_cold(story: CacheStory) -> None:
+    """However many older single copies there are: here 300, of which a scan looks at 256."""
     story.tell(changes("regret", 2))
+    for number in range(300):
+        story.stores(ONE, f"alone-{number}")
     names = [f"{number}" for number in range(3_700)]
     story.stores(FOUR, " ".join(names))
     story.stores(OTHER_FOUR, " ".join(names[:-1]))
