@@ -1,14 +1,15 @@
 """What the global trie costs: memory per node, and the time of lookups, demand, scans and a restart.
 
 `python -m bench.cachemgr --nodes 10000000`. Workers of every degree hold prompts of 256 blocks that share their first 64 with
-fifteen others, and every eighth prompt is held twice. A restart is what a new process does: it folds a full report of every
-worker. Times are of the processor.
+fifteen others, and every eighth prompt is held twice. The manager keeps no snapshot: the workers' indexes are one. So a restart
+is that a new process folds a full report of every worker. Times are of the processor.
 """
 
 import gc
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Annotated
@@ -21,7 +22,14 @@ from services.cachemgr.decider import State
 from services.worker import cache_events
 from services.worker.engine.protocol import Resident
 from shared.contracts.envelope import EventData
-from shared.contracts.events import CacheScanCompleted, CommittedWorker, EpochCommitted
+from shared.contracts.events import (
+    BlockRun,
+    BlocksEvicted,
+    BlocksStored,
+    CacheScanCompleted,
+    CommittedWorker,
+    EpochCommitted,
+)
 from shared.contracts.ids import BlockId, NodeId, WorkerId, worker_id
 from shared.model.cost import load_coefficients
 from shared.model.lattice import groups_of
@@ -67,9 +75,10 @@ def main(nodes: Annotated[int, typer.Option(min=10_000)] = 1_000_000, pool_nodes
     holdings = _holdings(workers, nodes)
     idle_bytes = resident_bytes()
     # What a report carries is built and thrown away piece by piece: ids of the state are its own.
-    parts, seconds = 0, 0.0
+    parts, seconds, report_bytes = 0, 0.0, 0
     for worker in workers:
         reports = cache_events.report(worker, 1, 0, Resident(tuple(holdings(worker))))
+        report_bytes += sum(len(each.model_dump_json()) for each in reports)
         began_s = time.process_time()
         bench.tell(*reports)
         seconds += time.process_time() - began_s
@@ -79,7 +88,8 @@ def main(nodes: Annotated[int, typer.Option(min=10_000)] = 1_000_000, pool_nodes
         f"{found:,} nodes, {state.trie.copies:,} (worker, block): {used / 2**30:.2f} GiB, {used / found:.0f} bytes a node"
     )
     print(
-        f"restart: {parts} parts of reports folded in {seconds:.1f} s, {seconds / state.trie.copies * 1e9:.0f} ns a block"
+        f"restart: {parts} parts of reports, {report_bytes / 2**20:.0f} MiB, folded in {seconds:.1f} s, "
+        f"{seconds / state.trie.copies * 1e9:.0f} ns a block"
     )
     _timed(bench, holdings)
 
@@ -100,10 +110,39 @@ def _timed(bench: Bench, holdings: Callable[[WorkerId], Iterator[Run]]) -> None:
     for _ in range(60):
         bench.tell(scan)
     _show("a scan with nothing hot", lambda: decider.scan(state), 1)
+    _changes(bench, chains)
     began_s = time.process_time()
     gone = state.holders.index.clear(workers[0])
     state.trie.dropped(workers[0], gone)
     print(f"{'a worker lost, per block':44} {(time.process_time() - began_s) / len(gone) * 1e6:10.2f} µs")
+
+
+def _changes(bench: Bench, chains: list[list[BlockId]]) -> None:
+    """What the worker had of its own in each prompt goes, and comes back."""
+    worker, numbers = bench.workers[0], count(1)
+    chains = [each for each in chains if len(each) == PROMPT_BLOCKS]
+    tails = [chain[SHARED_BLOCKS:] for chain in chains]
+    blocks = sum(map(len, tails))
+    gone = [
+        BlocksEvicted(
+            worker=worker, incarnation=1, number=next(numbers), cause="pressure", block_ids=b"".join(tail[::-1])
+        )
+        for tail in tails
+    ]
+    back = [
+        BlocksStored(
+            worker=worker,
+            incarnation=1,
+            number=next(numbers),
+            cause="fetch",
+            first_depth=SHARED_BLOCKS,
+            blocks=len(tail),
+            runs=(BlockRun(parent=chain[SHARED_BLOCKS - 1], block_ids=b"".join(tail)),),
+        )
+        for chain, tail in zip(chains, tails, strict=True)
+    ]
+    _show("blocks evicted, per block", lambda: bench.tell(*gone), blocks)
+    _show("blocks stored, per block", lambda: bench.tell(*back), blocks)
 
 
 def _holdings(workers: list[WorkerId], nodes: int) -> Callable[[WorkerId], Iterator[Run]]:
