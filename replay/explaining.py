@@ -199,7 +199,7 @@ def _attempts(events: list[Stored], weighed: dict[int, Weighed]) -> Iterable[Att
         yield Attempt(
             stored=stored,
             assigned=data,
-            recorded_all=placement.digest(prices) == data.price_digest,
+            recorded_all=placement.digest(prices, data.digest_version) == data.price_digest,
             weighed=weighed.get(stored.stream_seq),
             started=of(PrefillStarted),
             completed=of(PrefillCompleted),

@@ -1,18 +1,18 @@
 """A placement made again out of what it recorded of its candidates, without any state."""
 
-from collections.abc import Iterable
 from typing import Any, cast
 
 import numpy as np
 
 from services.router.placement import Able, Placement, choose
-from services.router.pricing import Pricing, Waits, Ways, Weights
+from services.router.pricing import Option, Pricing, Ways, Weights, recorded_lines
 from services.router.roster import Roster
 from shared.contracts.events import RequestAssigned
 from shared.model.calibration import PPM
 from shared.model.cost import Coefficients, Ints
 from shared.model.parameters import PlacementPolicy
 
+NOTHING_W: Ints = np.zeros(0, dtype=np.int64)
 WHENCE = {"in_flight_tokens", "fetched_tokens", "fetch_from"}
 """What a record says of a prefix that is no input of its price."""
 
@@ -39,28 +39,27 @@ def from_recorded_inputs(data: RequestAssigned, coefficients: Coefficients) -> R
         "fetch_from": winner.fetch_from,
         "candidates": placed.candidates,
     }
-    if placed.price_digest == data.price_digest and placed.policy != "least-work":
+    if placed.prices.digest(data.digest_version) == data.price_digest and placed.policy != "least-work":
         again["preferred_degree"] = placed.preferred_degree
     return data.model_copy(update=again)
 
 
 def _placed_again(data: RequestAssigned, prompt_tokens: int, coefficients: Coefficients) -> Placement:
-    """What was priced, priced again: each worker in the way that was cheapest there."""
+    """What was priced, priced again."""
     recorded = sorted(data.candidates, key=lambda each: each.worker)
-
-    def column(values: Iterable[int]) -> Ints:
-        return np.array([list(values)], dtype=np.int64)
-
     roster = Roster((each.worker, each.degree) for each in recorded)
-    weights = Weights(cast(PlacementPolicy, data.policy), data.beta, data.lam)
-    ways = Ways(
-        ("own",),
-        column(each.cached_tokens for each in recorded),
-        column(each.fetch_us for each in recorded),
-        column(round(each.ratio * PPM) for each in recorded)[0],
+    lines = recorded_lines(
+        roster,
+        (each.queue_us for each in recorded),
+        (each.delayed_jobs for each in recorded),
+        (round(each.ratio * PPM) for each in recorded),
     )
-    waits = Waits(column(each.queue_us for each in recorded), column(each.delayed_jobs for each in recorded))
-    priced = Pricing(coefficients, prompt_tokens, weights, roster, roster.degrees[0]).of(ways, waits)
-    placed = choose(Able(roster), priced, lambda worker: recorded[roster.rows[worker]].trust, runners_up=len(recorded))
+    weights = Weights(cast(PlacementPolicy, data.policy), data.beta, data.lam)
+    pricing = Pricing(coefficients, prompt_tokens, weights, roster, roster.smallest, lines, data.now_ns, True, True)
+    # Each in the way that it is recorded in, which was the cheapest there.
+    options = [Option(row, each.cached_tokens, each.fetch_us) for row, each in enumerate(recorded)]
+    ways = Ways(NOTHING_W, pending_OC=np.array(options, dtype=np.int64))
+    able = Able(roster, roster.all_W)
+    placed = choose(able, pricing.of(ways), lambda worker: recorded[roster.rows[worker]].trust, len(recorded))
     whence = {each.worker: each.model_dump(include=WHENCE) for each in recorded}
     return placed._replace(candidates=tuple(each.model_copy(update=whence[each.worker]) for each in placed.candidates))

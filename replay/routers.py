@@ -14,6 +14,7 @@ from replay.freezing import EARLIER
 from services.router import decider, turns
 from services.router.decider import Arrival, Moment, State
 from services.router.placement import Question
+from services.router.roster import DIGEST_VERSION
 from shared.contracts.envelope import Envelope, EventData, Stored
 from shared.contracts.events import (
     ENDS,
@@ -198,6 +199,7 @@ class RouterReplica:
             self._told(stored, None)
             return
         question = Question(asked.prompt_tokens, chain, now_ns)
+        moment = Moment(now_ns, asked.seen_seq, getattr(stored.data, "digest_version", DIGEST_VERSION))
         arrival = Arrival(
             request=asked.request,
             tenant=asked.tenant,
@@ -212,7 +214,7 @@ class RouterReplica:
             hard_slo=asked.hard_slo,
             priority=asked.priority,
         )
-        self._told(stored, decider.receive(self.state, arrival, Moment(now_ns, asked.seen_seq)), question)
+        self._told(stored, decider.receive(self.state, arrival, moment), question)
 
     def _next_decision(self, stored: Stored, data: RequestAssigned) -> None:
         opened = self.state.loads.open.get(data.request)
@@ -222,7 +224,7 @@ class RouterReplica:
         generated_tokens = data.uncached_tokens + data.cached_tokens - opened.prompt_tokens
         chain = self.state.holders.chains[data.request]
         question = Question(opened.prompt_tokens + generated_tokens, chain, data.now_ns, opened.refused_by)
-        moment = Moment(data.now_ns, data.seen_seq)
+        moment = Moment(data.now_ns, data.seen_seq, data.digest_version)
         self._told(stored, decider.assign_again(self.state, data.request, generated_tokens, moment), question)
 
     def _turn(self, stored: Stored, data: RequestAssigned | RequestRejected) -> None:
@@ -233,7 +235,7 @@ class RouterReplica:
         if not self._see(data.seen_seq):
             self._told(stored, None)
             return
-        moment = Moment(data.now_ns, data.seen_seq)
+        moment = Moment(data.now_ns, data.seen_seq, getattr(data, "digest_version", DIGEST_VERSION))
         derived: list[EventData] = [*turns.next_turn(self.state, self.source, moment)]
         if data not in derived and isinstance(data, RequestRejected):
             derived = [*turns.overdue(self.state, self.source, moment)]

@@ -25,6 +25,7 @@ from services.router.loads import Loads
 from services.router.outlook import Outlook, forecast, weights
 from services.router.placement import RUNNERS_UP, Able, Placement, Question, cached_tokens, choose, eligible
 from services.router.rate import Rate
+from services.router.roster import DIGEST_VERSION
 from services.router.usage import Usage
 from shared.contracts.envelope import Channel, EventData, Stored
 from shared.contracts.events import (
@@ -115,10 +116,12 @@ class Arrival(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """When a decision is made: the wall clock and the log position folded."""
+    """When a decision is made: the wall clock and the log position folded. An older decision that is made again has the digest
+    of its own version."""
 
     now_ns: int
     seen_seq: int
+    digest_version: int = DIGEST_VERSION
 
 
 Place = Callable[[State, Question], tuple[Placement | None, Counter[Exclusion]]]
@@ -166,15 +169,18 @@ def weigh(
     able, excluded, cached_W = look(state, question)
     if able is None:
         return None, excluded
-    outlook = look_out(state, question.now_ns)
-    readable = able
-    priced = forecast(outlook, able, readable, question, cached_W, state.holders.trust)
-    if question.within_us is not None or question.idle_only:
+    outlook, readable = look_out(state, question.now_ns), able
+    priced = forecast(outlook, able.roster.smallest, readable, question, cached_W, state.holders.trust)
+    while question.within_us is not None or question.idle_only:
+        smallest = able.roster.smallest
         able = fitting(able, priced, question, state.loads.of_worker, excluded)
         if able is None:
             return None, excluded
-        # Its C_min may be another. Who is too busy for the request can still be read from.
-        priced = forecast(outlook, able, readable, question, cached_W, state.holders.trust)
+        if able.roster.smallest == smallest:
+            break
+        # λ counts from another degree now, so that a worker's cheapest way may be another, and that one may be late: at most
+        # once for each degree. Who is too busy for the request can still be read from.
+        priced = forecast(outlook, able.roster.smallest, readable, question, cached_W, state.holders.trust)
     placement = choose(able, priced, state.holders.trust, runners_up)
     return placement._replace(load=outlook.load_ppm / PPM), excluded
 

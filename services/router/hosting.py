@@ -3,7 +3,9 @@
 from collections.abc import Awaitable, Sequence
 from typing import NamedTuple
 
-from services.router import decider
+import structlog
+
+from services.router import decider, loops
 from services.router.decider import State
 from services.router.dispatch import Dispatcher
 from services.router.doubts import end_doubts
@@ -28,6 +30,7 @@ class Hosted(NamedTuple):
 
 async def host(settings: RouterSettings, runtime: Runtime) -> Hosted:
     """Fold the log, be known and alive, take requests. Errors: those of `Projection.start`."""
+    structlog.get_logger(component="router").info("decisions are compiled", kept_in=loops.kept_in())
     state = decider.initial(settings.cost_model())
     filters = [runtime.subjects.channel(each) for each in decider.HEARD]
     projection = Projection(runtime.log, filters, state, decider.evolve, runtime.keepsake)

@@ -20,10 +20,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from services.router import loops
 from services.router.board import Board
 from services.router.loads import Loads
 from services.router.placement import Able, Question
-from services.router.pricing import Kind, Priced, Pricing, Waits, Ways, Weights
+from services.router.pricing import NO_FETCH, NO_OPTIONS, Fetch, Option, Priced, Pricing, Ways, Weights
 from shared.contracts.copy_commands import FETCHES_PER_SOURCE_MAX
 from shared.contracts.events import NodeRegistered, Trust
 from shared.contracts.ids import BlockId, RequestId, WorkerId, node_of
@@ -65,98 +66,57 @@ class Outlook(NamedTuple):
         )
         return self.board.members.spec
 
-    @property
-    def ratio_ppm(self) -> Ints | None:
-        return self.board.ratio_ppm if self.parameters.calibration else None
-
-
-class _Way(NamedTuple):
-    """More than a worker's own blocks, where it has more. The request is not served before one of `behind_us` of work."""
-
-    kind: Kind
-    cached_tokens_W: Ints
-    fetch_us_W: Ints | None = None
-    behind_us_W: Ints | None = None
-
 
 def forecast(
     outlook: Outlook,
-    able: Able,
+    smallest: int,
     readable: Able,
     question: Question,
     cached_W: Ints,
     trust: Callable[[WorkerId], Trust],
 ) -> Priced:
-    """The request in every way at every worker, by the policy in force; one of `able` will get it, and may read from one of
-    `readable`."""
+    """The request at every worker, by the policy in force. Of those that may get it `smallest` is the smallest degree; it may
+    read from one of `readable`."""
+    pending_OC = _options(_pending(outlook, question, cached_W))
     if outlook.weights.policy != "vertumnus":
-        return plain(outlook, able, question, cached_W, _pending(outlook, question, cached_W))
-    more: list[_Way] = []
-    if outlook.parameters.in_flight_prefixes and outlook.loads.in_flight:
-        more += _in_flight(outlook, question, cached_W, trust)
-    fetch_from = None
-    if outlook.parameters.prefix_fetch and (source := _source(outlook, readable, cached_W)) is not None:
-        fetch_from = outlook.board.roster.workers[source]
-        more += _fetched(outlook, source, cached_W)
-    more += _pending(outlook, question, cached_W)
-    ways = _ways(cached_W, more, outlook.ratio_ppm, fetch_from)
-    pricing = _pricing(outlook, able, question)
-    services = pricing.services(ways)
-    waits = _waits(outlook, services.service_us_KW, more, question.now_ns)
-    return Priced(pricing, ways, waits, pricing.prices(services, waits))
+        return plain(outlook, smallest, question, Ways(cached_W, pending_OC=pending_OC))
+    parameters, in_flight_OC, fetch = outlook.parameters, NO_OPTIONS, NO_FETCH
+    if parameters.in_flight_prefixes and outlook.loads.in_flight:
+        in_flight_OC = _options(_in_flight(outlook, question, cached_W, trust))
+    if parameters.prefix_fetch and (source := _source(outlook, readable, cached_W)) >= 0:
+        fetch = _fetch(outlook, source, cached_W)
+    ordered = parameters.ordered_queue and parameters.worker_order == "shortest-first"
+    pricing = _pricing(outlook, smallest, question)._replace(ordered=ordered, calibrated=parameters.calibration)
+    return pricing.of(Ways(cached_W, in_flight_OC, fetch, pending_OC))
 
 
-def plain(outlook: Outlook, able: Able, question: Question, cached_W: Ints, more: Iterable[_Way] = ()) -> Priced:
-    """By what every worker holds and has reserved, and `more`."""
-    queue_us_W = outlook.board.queue_us(outlook.board.elapsed_us(question.now_ns))
-    return _pricing(outlook, able, question).of(_ways(cached_W, [*more]), Waits(queue_us_W[None]))
+def plain(outlook: Outlook, smallest: int, question: Question, ways: Ways) -> Priced:
+    """By all that every worker has reserved."""
+    return _pricing(outlook, smallest, question).of(ways)
 
 
-def _pricing(outlook: Outlook, able: Able, question: Question) -> Pricing:
-    roster, smallest = outlook.board.roster, able.roster.degrees[0]
-    return Pricing(outlook.coefficients, question.prompt_tokens, outlook.weights, roster, smallest)
+def _pricing(outlook: Outlook, smallest: int, question: Question) -> Pricing:
+    board = outlook.board
+    by, tokens, now_ns = outlook.weights, question.prompt_tokens, question.now_ns
+    return Pricing(outlook.coefficients, tokens, by, board.roster, smallest, board.lines, now_ns)
 
 
-def _ways(
-    cached_W: Ints, more: list[_Way], ratio_ppm_W: Ints | None = None, fetch_from: WorkerId | None = None
-) -> Ways:
-    if not more:
-        return Ways(("own",), cached_W[None], None, ratio_ppm_W)
-    cached_KW = np.array([cached_W, *(each.cached_tokens_W for each in more)])
-    fetch_us_KW = np.zeros_like(cached_KW)
-    for way, each in enumerate(more, 1):
-        if each.fetch_us_W is not None:
-            fetch_us_KW[way] = each.fetch_us_W
-    return Ways(("own", *(each.kind for each in more)), cached_KW, fetch_us_KW, ratio_ppm_W, fetch_from)
-
-
-def _waits(outlook: Outlook, service_us_KW: Ints, more: list[_Way], now_ns: int) -> Waits:
-    """What is ahead, and whom it delays, by the workers' order."""
-    board, parameters = outlook.board, outlook.parameters
-    elapsed_us_W = board.elapsed_us(now_ns)
-    if not (parameters.ordered_queue and parameters.worker_order == "shortest-first"):
-        return Waits(board.queue_us(elapsed_us_W)[None])
-    if more and more[0].behind_us_W is not None:
-        service_us_KW = service_us_KW.copy()
-        np.maximum(service_us_KW[1], more[0].behind_us_W, out=service_us_KW[1])
-    return Waits(*board.ahead(service_us_KW, elapsed_us_W))
+def _options(found: Iterable[Option]) -> Ints:
+    options = [*found]
+    return np.array(options, dtype=np.int64) if options else NO_OPTIONS
 
 
 def _in_flight(
     outlook: Outlook, question: Question, cached_W: Ints, trust: Callable[[WorkerId], Trust]
-) -> Iterator[_Way]:
+) -> Iterator[Option]:
     """With what requests before this one will leave, behind the shortest of them that has not begun."""
     rows, block_tokens = outlook.board.roster.rows, outlook.spec.block_tokens
-    found: dict[int, tuple[int, int]] = {}
     for worker, coming in outlook.loads.in_flight.matches(question.chain).items():
         tokens = reusable_tokens(coming.blocks, block_tokens, question.prompt_tokens)
         row = rows.get(worker)
         if row is not None and tokens > cached_W[row] and trust(worker) != "blind":
-            found[row] = tokens, min(_waits_us(outlook.loads, request) for request in coming.providers)
-    if found:
-        tokens_W, behind_us_W = cached_W.copy(), np.zeros_like(cached_W)
-        tokens_W[list(found)], behind_us_W[list(found)] = zip(*found.values(), strict=True)
-        yield _Way("in-flight", tokens_W, behind_us_W=behind_us_W)
+            behind_us = min(_waits_us(outlook.loads, request) for request in coming.providers)
+            yield Option(row, tokens, behind_us=behind_us)
 
 
 def _waits_us(loads: Loads, request: RequestId) -> int:
@@ -166,45 +126,36 @@ def _waits_us(loads: Loads, request: RequestId) -> int:
     return 0 if assignment.started else assignment.service_us
 
 
-def _source(outlook: Outlook, readable: Able, cached_W: Ints) -> int | None:
-    """Who is read from: the row of the longest prefix among those that may be read from now."""
+def _source(outlook: Outlook, readable: Able, cached_W: Ints) -> int:
+    """Who is read from: the row of the longest prefix among those that may be read from now; -1 without any."""
     members = outlook.board.members
-    held_W = cached_W * members.can_fetch_W
+    readable_W = members.can_fetch_W
     for node, reads in outlook.loads.fetching.items():
         if reads >= FETCHES_PER_SOURCE_MAX and (busy_W := members.rows_of.get(node)) is not None:
-            held_W[busy_W] = 0
-    rows_W = readable.rows_W
-    row = int(held_W.argmax() if rows_W is None else rows_W[held_W[rows_W].argmax()])
-    return row if held_W[row] else None
+            readable_W = readable_W.copy()
+            readable_W[busy_W] = False
+    return loops.longest(cached_W, readable_W, readable.rows_W)
 
 
-def _fetched(outlook: Outlook, source: int, cached_W: Ints) -> Iterator[_Way]:
-    """With the longest prefix of another worker, where that is longer than its own."""
-    board, spec, parameters = outlook.board, outlook.spec, outlook.parameters
-    longest, node = int(cached_W[source]), node_of(board.roster.workers[source])
-    gains_W = (cached_W < longest) & board.members.can_fetch_W
-    depths = np.array(sorted(set(cached_W.tolist())))
-    fetch_us = [
-        outlook.calibration.fetch_us(node, (longest - depth) * spec.kv_bytes_per_token, parameters.fetch_mb_per_s)
-        for depth in depths.tolist()
+def _fetch(outlook: Outlook, source: int, cached_W: Ints) -> Fetch:
+    """The longest prefix of another worker, for those whose own is shorter."""
+    board, spec, mb_per_s = outlook.board, outlook.spec, outlook.parameters.fetch_mb_per_s
+    longest, worker = int(cached_W[source]), board.roster.workers[source]
+    depths, node = sorted(set(cached_W.tolist())), node_of(worker)
+    reads_us = [
+        outlook.calibration.fetch_us(node, (longest - depth) * spec.kv_bytes_per_token, mb_per_s) for depth in depths
     ]
-    fetch_us_W = np.array(fetch_us)[depths.searchsorted(cached_W)] * gains_W
-    yield _Way("fetched", np.where(gains_W, longest, cached_W), fetch_us_W)
+    return Fetch(worker, longest, board.members.can_fetch_W, np.array([depths, reads_us]))
 
 
-def _pending(outlook: Outlook, question: Question, cached_W: Ints) -> Iterator[_Way]:
+def _pending(outlook: Outlook, question: Question, cached_W: Ints) -> Iterator[Option]:
     """With what a split has left for the worker on its node."""
-    roster = outlook.board.roster
-    found = {
-        row: brought
-        for worker in outlook.pending.of_worker
-        if (row := roster.rows.get(worker)) is not None
-        and (brought := bringing(outlook, question.chain, question.prompt_tokens, worker, int(cached_W[row])))
-    }
-    if found:
-        tokens_W, fetch_us_W = cached_W.copy(), np.zeros_like(cached_W)
-        tokens_W[list(found)], fetch_us_W[list(found)] = zip(*found.values(), strict=True)
-        yield _Way("pending", tokens_W, fetch_us_W)
+    rows = outlook.board.roster.rows
+    for worker in outlook.pending.of_worker:
+        if (row := rows.get(worker)) is not None:
+            brought = bringing(outlook, question.chain, question.prompt_tokens, worker, int(cached_W[row]))
+            if brought is not None:
+                yield Option(row, *brought)
 
 
 def bringing(

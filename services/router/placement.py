@@ -9,18 +9,18 @@ lower worker id. A prefix miss excludes nobody. Under the freeze switch (`least-
 Under `vertumnus` q_w is only what will be served before the request, P_w may be in flight or fetched, s_w has the worker's
 measured ratio and the time of the fetch, and J_w besides s_w for each request that this one delays (`outlook.py`).
 
-All workers are priced at once, in columns (`roster.py`, `pricing.py`).
+All workers are priced at once, in columns (`roster.py`, `board.py`, `loops.py`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 
+from services.router import loops
 from services.router.pricing import Priced
-from services.router.roster import DIGEST_BYTES, REASONS, Bools, Members, Roster
+from services.router.roster import DIGEST_VERSION, REASONS, Bools, Members, Roster
 from shared.contracts.events import Exclusion, PricedCandidate, Trust
 from shared.contracts.ids import BlockId, WorkerId
 from shared.model.blocks import reusable_tokens
@@ -46,10 +46,21 @@ class Question:
 
 
 class Able(NamedTuple):
-    """The workers that may take a request: those in `rows_W` of the pool's roster, or all of it."""
+    """The workers that may take a request: those in `rows_W` of the pool's roster."""
 
     roster: Roster
-    rows_W: Ints | None = None
+    rows_W: Ints
+
+
+class Prices(NamedTuple):
+    """All of them, of the workers of a roster."""
+
+    roster: Roster
+    price_us_W: Ints
+
+    def digest(self, version: int = DIGEST_VERSION) -> str:
+        """What stands for them in the record (`RequestAssigned.digest_version`)."""
+        return self.roster.digest(self.price_us_W, version)
 
 
 class Placement(NamedTuple):
@@ -58,7 +69,7 @@ class Placement(NamedTuple):
     policy: str
     candidates: tuple[PricedCandidate, ...]
     preferred_degree: int
-    price_digest: str
+    prices: Prices
     beta: float
     lam: float
     load: float = 0.0
@@ -74,7 +85,7 @@ def eligible(
     """The workers that may take the request, None without any, and why each of the others may not."""
     roster, tokens = members.roster, question.prompt_tokens
     if tokens <= members.free_tokens and hung_W is None and not question.refused_by:
-        return Able(roster), {}
+        return Able(roster, roster.all_W), {}
     bar_W = np.where(tokens > members.room_tokens_W, FULL, -1)
     bar_W = np.where(members.bar_W >= 0, members.bar_W, bar_W)
     if hung_W is not None:
@@ -91,53 +102,31 @@ def eligible(
 
 def cached_tokens(members: Members, matched: Mapping[WorkerId, int], question: Question) -> Ints:
     """P of each worker, out of how many leading blocks of the chain it holds."""
-    roster, cached = members.roster, np.zeros(len(members.roster.workers) + 1, dtype=np.int64)
-    if members.spec is not None and matched:
-        rows = np.fromiter(map(roster.rows.__getitem__, matched), dtype=np.intp, count=len(matched))
-        cached[rows] = np.fromiter(matched.values(), dtype=np.int64, count=len(matched))
-        usable = reusable_tokens(len(question.chain), members.spec.block_tokens, question.prompt_tokens)
-        cached *= members.spec.block_tokens
-        np.minimum(cached, usable, out=cached)
-    return cached[:-1]
+    roster, spec = members.roster, members.spec
+    if spec is None or not matched:
+        return np.zeros(len(roster.workers), dtype=np.int64)
+    row_H = np.fromiter(map(roster.rows.__getitem__, matched), dtype=np.int64, count=len(matched))
+    blocks_H = np.fromiter(matched.values(), dtype=np.int64, count=len(matched))
+    usable = reusable_tokens(len(question.chain), spec.block_tokens, question.prompt_tokens)
+    return loops.cached(row_H, blocks_H, spec.block_tokens, usable, len(roster.workers))
 
 
 def choose(able: Able, priced: Priced, trust: Callable[[WorkerId], Trust], runners_up: int = RUNNERS_UP) -> Placement:
     """The placement. `runners_up` says how many more of the candidates it names."""
-    weights, prices = priced.pricing.weights, priced.prices
-    if len(prices.price_us_KW) > 1:
-        way_W = prices.price_us_KW.argmin(axis=0)
-        all_W = priced.pricing.roster.all_W
-        price_us_W, own_us_W = prices.price_us_KW[way_W, all_W], prices.own_us_KW[way_W, all_W]
-        tie_us_W = prices.tie_us_KW[way_W, all_W] if len(prices.tie_us_KW) > 1 else prices.tie_us_KW[0]
-    else:
-        way_W, price_us_W, own_us_W = None, prices.price_us_KW[0], prices.own_us_KW[0]
-        tie_us_W = prices.tie_us_KW[0]
-    if (rows_W := able.rows_W) is not None:
-        price_us_W, tie_us_W, own_us_W = price_us_W[rows_W], tie_us_W[rows_W], own_us_W[rows_W]
-    places = _reported(able.roster, np.lexsort((tie_us_W, price_us_W)), runners_up)
-    rows = places if rows_W is None else rows_W[places].tolist()
-    ways = [0] * len(rows) if way_W is None else way_W[rows].tolist()
+    weights, roster = priced.weights, priced.roster
+    rows_T, preferred_degree = loops.ranked(priced.cost_CW, roster.degree_W, able.rows_W, runners_up)
     least_work = weights.policy == "least-work"
     return Placement(
         weights.policy,
-        priced.candidates(rows, ways, trust),
-        able.roster.preferred_degree(own_us_W),
-        able.roster.digest(price_us_W.tolist()),
+        priced.candidates(rows_T, trust),
+        preferred_degree,
+        Prices(able.roster, priced.cost_CW[loops.PRICE_US, able.rows_W]),
         0.0 if least_work else weights.beta,
         0.0 if least_work else weights.lam,
     )
 
 
-def _reported(roster: Roster, order: Ints, runners_up: int) -> list[int]:
-    """Out of all rows, the cheapest first: the winner, the best of every other degree, the next ones."""
-    degree_W = roster.degree_W[order]
-    leaders = sorted(int((degree_W == degree).argmax()) for degree in roster.degrees)
-    next_ones = [place for place in range(min(len(order), runners_up + len(leaders))) if place not in leaders]
-    rows: list[int] = order[[*leaders, *next_ones[:runners_up]]].tolist()
-    return rows
-
-
-def digest(prices: Iterable[tuple[WorkerId, int]]) -> str:
+def digest(prices: Iterable[tuple[WorkerId, int]], version: int) -> str:
     """Covers every price, also those that are not recorded one by one."""
-    lines = "\n".join(f"{worker} {price_us}" for worker, price_us in sorted(prices))
-    return blake2b(lines.encode(), digest_size=DIGEST_BYTES).hexdigest()
+    workers, prices_us = zip(*sorted(prices), strict=True)
+    return Prices(Roster((worker, 1) for worker in workers), np.array(prices_us, dtype=np.int64)).digest(version)

@@ -1,30 +1,25 @@
-"""What a request costs at every worker, in every way to serve it there: J of `placement.py` and its parts, in columns.
+"""What a request costs at every worker, in the cheapest way to serve it there: J of `placement.py` and its parts.
 
-Of the axes, K is the ways to serve the request, W the workers, and N those of them that are recorded.
+The sums are done in `loops.py`; here is what they are made of, and the few candidates that are recorded.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import TypeAdapter
 
-from services.router.roster import Roster
+from services.router import loops
+from services.router.board import Lines
+from services.router.loops import FETCHED, IN_FLIGHT, PENDING
+from services.router.roster import Bools, Roster
 from shared.contracts.events import PricedCandidate, Trust
 from shared.contracts.ids import WorkerId
+from shared.contracts.made import made
 from shared.model.calibration import PPM
 from shared.model.cost import Coefficients, Ints
 from shared.model.parameters import PlacementPolicy
 
-Kind = Literal["own", "in-flight", "fetched", "pending"]
-
-READ: tuple[Kind, ...] = ("fetched", "pending")
-
-_Candidates = tuple[PricedCandidate, ...]
-
-CANDIDATES = TypeAdapter(_Candidates)
-"""All of an event's in one call, which takes half the time of one call each."""
+READ = (FETCHED, PENDING)
 
 
 class Weights(NamedTuple):
@@ -35,142 +30,126 @@ class Weights(NamedTuple):
     lam: float
 
 
+class Option(NamedTuple):
+    """More than one worker's own blocks: the prompt has `tokens` there, which takes `fetch_us`, and is not served before one of
+    `behind_us` of work."""
+
+    row: int
+    tokens: int
+    fetch_us: int = 0
+    behind_us: int = 0
+
+
+NO_OPTIONS: Ints = np.zeros((0, len(Option._fields)), dtype=np.int64)
+
+
+class Fetch(NamedTuple):
+    """What workers could read from another one: `tokens` from `source`, those in `fetches_W` could. `reads_2D` has, by how many
+    they have themselves, in rising order, how long the rest takes."""
+
+    source: WorkerId | None
+    tokens: int
+    fetches_W: Bools
+    reads_2D: Ints
+
+
+NO_FETCH = Fetch(None, 0, np.zeros(0, dtype=np.bool_), np.zeros((2, 0), dtype=np.int64))
+
+
 class Ways(NamedTuple):
-    """How a request could be served at each worker, each way of one of the `kinds`. The first is with the worker's own blocks,
-    and stands for those of the others that the worker has not. What is fetched is read from `fetch_from`, what is pending from
-    the worker's own node. `ratio_ppm_W` is what the workers take for what is predicted, None where that is 1."""
+    """How a request could be served at each worker: with the worker's own blocks, `cached_W` tokens of them, or with more."""
 
-    kinds: tuple[Kind, ...]
-    cached_tokens_KW: Ints
-    fetch_us_KW: Ints | None = None
-    ratio_ppm_W: Ints | None = None
-    fetch_from: WorkerId | None = None
+    cached_W: Ints
+    in_flight_OC: Ints = NO_OPTIONS
+    fetch: Fetch = NO_FETCH
+    pending_OC: Ints = NO_OPTIONS
 
 
-class Services(NamedTuple):
-    """s of each way, and what the smallest degree would take for it."""
+class Pricing(NamedTuple):
+    """What the prices of one prompt are made of besides; `smallest` is C_min. `ordered`: only what will be served before the
+    request is waited for, and whom it delays is charged. `calibrated`: a worker's measured over predicted time counts."""
 
-    service_us_KW: Ints
-    smallest_us_KW: Ints
+    coefficients: Coefficients
+    prompt_tokens: int
+    weights: Weights
+    roster: Roster
+    smallest: int
+    lines: Lines
+    now_ns: int
+    ordered: bool = False
+    calibrated: bool = False
 
-
-class Waits(NamedTuple):
-    """What is ahead of the request, and how many it delays if that counts."""
-
-    queue_us_KW: Ints
-    delayed_jobs_KW: Ints | None = None
-
-
-class Pricing:
-    """The prices of one prompt at the workers of a roster; `smallest` is C_min."""
-
-    def __init__(
-        self, coefficients: Coefficients, prompt_tokens: int, weights: Weights, roster: Roster, smallest: int
-    ) -> None:
-        self._coefficients = coefficients
-        self._prompt_tokens = prompt_tokens
-        self.weights = weights
-        self.roster = roster
-        self._smallest = smallest
-
-    def services(self, ways: Ways) -> Services:
-        """s: at least 1, for a reservation of nothing could not be told from none. The baseline of λ has the same ratio and
-        the same fetch."""
-        P = ways.cached_tokens_KW.astype(np.float64)
-        degrees = self.roster.against(self._smallest)
-        service_us = np.maximum(self._coefficients.prefills_us(degrees, self._prompt_tokens - P, P), 1)
-        if ways.ratio_ppm_W is not None:
-            whole_s, rest_us = np.divmod(service_us, PPM)  # a product of all of it might not fit
-            service_us = np.maximum(whole_s * ways.ratio_ppm_W + rest_us * ways.ratio_ppm_W // PPM, 1)
-        if ways.fetch_us_KW is not None:
-            service_us += ways.fetch_us_KW
-        return Services(*service_us)
-
-    def of(self, ways: Ways, waits: Waits) -> "Priced":
-        """Everything, where what is ahead does not depend on the service."""
-        return Priced(self, ways, waits, self.prices(self.services(ways), waits))
-
-    def prices(self, services: Services, waits: Waits) -> "Prices":
-        """J and its parts."""
-        by, degree_W = self.weights, self.roster.degree_W
-        service_us, queue_us = services.service_us_KW, waits.queue_us_KW
-        extra_us = by.lam * (degree_W * service_us - self._smallest * services.smallest_us_KW)
-        occupancy_us = np.rint(extra_us).astype(np.int64)
-        own_us = np.rint(by.beta * service_us).astype(np.int64) + occupancy_us
-        if by.policy == "least-work":
-            return Prices(queue_us, service_us, service_us, np.zeros_like(occupancy_us), own_us)
-        price_us = queue_us + own_us
-        if waits.delayed_jobs_KW is not None:
-            price_us += waits.delayed_jobs_KW * service_us
-        return Prices(price_us, queue_us, service_us, occupancy_us, own_us)
-
-
-class Prices(NamedTuple):
-    """J, what decides between equal ones, and the parts. `own_us_KW` is the price without queues."""
-
-    price_us_KW: Ints
-    tie_us_KW: Ints
-    service_us_KW: Ints
-    occupancy_us_KW: Ints
-    own_us_KW: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Priced:
-    """Everything about a request at every worker."""
-
-    pricing: Pricing
-    ways: Ways
-    waits: Waits
-    prices: Prices
-
-    def candidates(self, rows: list[int], ways: list[int], trust: Callable[[WorkerId], Trust]) -> _Candidates:
-        """These workers, each in its way, as they are recorded."""
-        waits, prices, roster = self.waits, self.prices, self.pricing.roster
-        row_N, way_N, nothing = np.array(rows), np.array(ways), [0] * len(rows)
-
-        def of(column_KW: Ints | None) -> list[int]:
-            """A column that is the same for all ways is there once."""
-            if column_KW is None:
-                return nothing
-            found: list[int] = column_KW[way_N if len(column_KW) > 1 else 0, row_N].tolist()
-            return found
-
-        cached_tokens, own_tokens = of(self.ways.cached_tokens_KW), self.ways.cached_tokens_KW[0, row_N].tolist()
-        parts = zip(
-            rows, ways, cached_tokens, own_tokens, of(waits.queue_us_KW), of(prices.service_us_KW), of(prices.occupancy_us_KW),
-            of(prices.price_us_KW), of(self.ways.fetch_us_KW), of(waits.delayed_jobs_KW), self._ratios(row_N), strict=True,
+    def of(self, ways: Ways) -> "Priced":
+        """The prompt at every worker, in the cheapest of the ways."""
+        by, fetch = self.weights, ways.fetch
+        cost_CW = loops.costs(
+            self.coefficients.numbers, self.prompt_tokens, self.smallest, by.beta, by.lam, by.policy == "least-work",
+            self.ordered, self.calibrated, self.now_ns, *self.lines,
+            ways.cached_W, ways.in_flight_OC, fetch.tokens, fetch.fetches_W, fetch.reads_2D, ways.pending_OC,
         )  # fmt: skip
-        named = []
-        for row, way, cached, own, queue_us, service_us, occupancy_us, price_us, fetch_us, delayed_jobs, ratio in parts:
-            worker, kind = roster.workers[row], self.ways.kinds[way] if cached > own else "own"
-            named.append(
-                {
-                    "worker": worker,
-                    "degree": roster.degree_of[row],
-                    "cached_tokens": cached,
-                    "queue_us": queue_us,
-                    "service_us": service_us,
-                    "occupancy_us": occupancy_us,
-                    "price_us": price_us,
-                    "trust": trust(worker),
-                    "in_flight_tokens": cached - own if kind == "in-flight" else 0,
-                    "fetched_tokens": cached - own if kind in READ else 0,
-                    "fetch_us": fetch_us,
-                    "fetch_from": None if kind not in READ else worker if kind == "pending" else self.ways.fetch_from,
-                    "delayed_jobs": delayed_jobs,
-                    "delay_us": delayed_jobs * service_us,
-                    "ratio": ratio,
-                }
-            )
-        return CANDIDATES.validate_python(named)
+        ratio_ppm_W = self.lines.line_CW[loops.RATIO_PPM] if self.calibrated else None
+        return Priced(by, self.roster, cost_CW, ratio_ppm_W, fetch.source)
 
-    def _ratios(self, row_N: Ints) -> list[float]:
-        ratio_ppm_W = self.ways.ratio_ppm_W
-        return [1.0] * len(row_N) if ratio_ppm_W is None else [each / PPM for each in ratio_ppm_W[row_N].tolist()]
+
+class Priced(NamedTuple):
+    """A request at every worker, in its cheapest way there. What is fetched is read from `source`."""
+
+    weights: Weights
+    roster: Roster
+    cost_CW: Ints
+    ratio_ppm_W: Ints | None
+    source: WorkerId | None
+
+    def candidates(self, rows_T: Ints, trust: Callable[[WorkerId], Trust]) -> tuple[PricedCandidate, ...]:
+        """These workers as they are recorded."""
+        roster, ratio_ppm_W = self.roster, self.ratio_ppm_W
+        ratios_ppm = [PPM] * len(rows_T) if ratio_ppm_W is None else ratio_ppm_W[rows_T].tolist()
+        return tuple(
+            self._candidate(roster.workers[row], roster.degree_of[row], ratio_ppm, trust, *cost)
+            for row, ratio_ppm, cost in zip(
+                rows_T.tolist(), ratios_ppm, self.cost_CW[:, rows_T].T.tolist(), strict=True
+            )
+        )
+
+    def _candidate(
+        self, worker: WorkerId, degree: int, ratio_ppm: int, trust: Callable[[WorkerId], Trust],
+        kind: int, own_tokens: int, cached_tokens: int, fetch_us: int, queue_us: int, delayed_jobs: int,
+        service_us: int, occupancy_us: int, _own_us: int, price_us: int, _tie_us: int,
+    ) -> PricedCandidate:  # fmt: skip
+        """The last are in the order of the columns."""
+        more_tokens = cached_tokens - own_tokens
+        fields = {
+            "worker": worker,
+            "degree": degree,
+            "cached_tokens": cached_tokens,
+            "queue_us": queue_us,
+            "service_us": service_us,
+            "occupancy_us": occupancy_us,
+            "price_us": price_us,
+            "trust": trust(worker),
+            "in_flight_tokens": more_tokens if kind == IN_FLIGHT else 0,
+            "fetched_tokens": more_tokens if kind in READ else 0,
+            "fetch_us": fetch_us,
+            "fetch_from": self.source if kind == FETCHED else worker if kind == PENDING else None,
+            "delayed_jobs": delayed_jobs,
+            "delay_us": delayed_jobs * service_us,
+            "ratio": ratio_ppm / PPM,
+        }
+        return made(PricedCandidate, fields)
+
+
+def recorded_lines(
+    roster: Roster, queue_us: Iterable[int], delayed_jobs: Iterable[int], ratio_ppm: Iterable[int]
+) -> Lines:
+    """Of workers of which is known, in the order of their rows, what is ahead of a request and how many it delays: as if those
+    before it had waited too long, and none of the others did less work."""
+    lines = Lines.empty(roster)
+    for column, values in ((loops.LATE_US, queue_us), (loops.WAITING, delayed_jobs), (loops.RATIO_PPM, ratio_ppm)):
+        lines.line_CW[column] = [*values]
+    return lines
 
 
 def service_us(coefficients: Coefficients, degree: int, prompt_tokens: int, cached_tokens: int, ratio_ppm: int) -> int:
-    """s at one worker, as `Pricing.services` has it for all."""
+    """s at one worker, as `loops.service_us` has it."""
     predicted_us = max(1, coefficients.prefill_us(degree, prompt_tokens - cached_tokens, cached_tokens))
     return max(1, predicted_us * ratio_ppm // PPM)

@@ -4,7 +4,8 @@ What only the pool's own events change is worked out here, once after each of th
 decision (`board.py`, `outlook.py`, `pricing.py`) is arithmetic on whole columns. Array names end in their axes: W is workers.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from hashlib import blake2b
 from typing import NamedTuple, get_args
 
@@ -13,10 +14,11 @@ import numpy.typing as npt
 
 from shared.contracts.events import Exclusion, NodeRegistered
 from shared.contracts.ids import NodeId, WorkerId
-from shared.model.cost import Floats, Ints
+from shared.model.cost import Ints
 from shared.model.pool import Node, Pool, Worker
 
-DIGEST_BYTES = 16
+DIGEST_BYTES, DIGEST_VERSION = 16, 2
+"""Of the digest of all prices, which a decision records."""
 
 REASONS: tuple[Exclusion, ...] = get_args(Exclusion)
 
@@ -31,7 +33,7 @@ class Rows(dict[WorkerId, int]):
 
 
 class Roster:
-    """Workers and their degrees. `by_degree` are the rows again, those of the smallest degree first."""
+    """Workers and their degrees."""
 
     def __init__(self, workers: Iterable[tuple[WorkerId, int]]) -> None:
         listed = sorted(workers)
@@ -40,26 +42,22 @@ class Roster:
         self.all_W = np.arange(len(listed))
         self.degree_of = tuple(degree for _, degree in listed)
         self.degree_W: Ints = np.array(self.degree_of, dtype=np.int64)
-        self.degrees = tuple(sorted({degree for _, degree in listed}))
-        self.by_degree = self.degree_W.argsort(kind="stable")
-        self._form = "\n".join(f"{worker} %d" for worker in self.workers).encode()
-        self._against: dict[int, Floats] = {}
+        self.smallest = min(self.degree_of, default=1)
         self._part: tuple[bytes, Roster] | None = None
 
-    def against(self, degree: int) -> Floats:
-        """Two rows of degrees, those of the workers and this one, in shape (2, 1, W)."""
-        if degree not in self._against:
-            both = np.stack([self.degree_W, np.full_like(self.degree_W, degree)])
-            self._against[degree] = both[:, None].astype(np.float64)
-        return self._against[degree]
+    def digest(self, price_us_W: Ints, version: int = DIGEST_VERSION) -> str:
+        """Of the workers' prices. Version 1 is over text, a line for each worker; 2 is over the workers' names and then over
+        the prices as they lie in memory, 64 bits each and little-endian."""
+        if version == 1:
+            lines = "\n".join(map("{} {}".format, self.workers, price_us_W.tolist()))
+            return blake2b(lines.encode(), digest_size=DIGEST_BYTES).hexdigest()
+        hashed = self._named.copy()
+        hashed.update(price_us_W.astype("<i8", copy=False).tobytes())
+        return hashed.hexdigest()
 
-    def preferred_degree(self, own_us_W: Ints) -> int:
-        """The degree of the least, and of equals the smallest."""
-        return int(self.degree_W[self.by_degree[own_us_W[self.by_degree].argmin()]])
-
-    def digest(self, prices: Sequence[int]) -> str:
-        """As `placement.digest` of the workers' prices: the names are there already."""
-        return blake2b(self._form % tuple(prices), digest_size=DIGEST_BYTES).hexdigest()
+    @cached_property
+    def _named(self) -> blake2b:
+        return blake2b("".join(f"{worker}\n" for worker in self.workers).encode(), digest_size=DIGEST_BYTES)
 
     def only(self, rows_W: Ints) -> "Roster":
         """Those in these rows. The last answer is kept: who may not be chosen now may seldom be chosen a moment later."""

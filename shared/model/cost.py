@@ -71,6 +71,11 @@ class Coefficients(BaseModel):
         divided = self.c * R + self.alpha * pairs
         return np.minimum(np.rint((shared + divided / degree) * US_PER_S), PREFILL_US_MAX).astype(np.int64)
 
+    @property
+    def numbers(self) -> tuple[float, float, float, float, float, float]:
+        """For compiled code, which reads no models."""
+        return self.d, self.a, self.b, self.c, self.alpha, self.g
+
     def constant_us(self, degree: int) -> int:
         """d + g(C-1): what a step costs whatever is in it."""
         return self.prefill_us(degree, 0, 0)

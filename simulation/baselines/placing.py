@@ -15,6 +15,7 @@ from services.router.decider import Arrival, Moment, State
 from services.router.loads import OpenRequest
 from services.router.outlook import plain, weights
 from services.router.placement import Able, Placement, Question, choose
+from services.router.pricing import Ways
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
     Exclusion,
@@ -85,7 +86,8 @@ class Placing:
         row_W = np.array([rows[chosen]])
         alone = Able(state.board.roster.only(row_W), row_W)
         outlook = decider.look_out(state, question.now_ns)._replace(weights=weights(state.parameters))
-        placement = choose(alone, plain(outlook, alone, question, cached_W), state.holders.trust)
+        priced = plain(outlook, alone.roster.smallest, question, Ways(cached_W))
+        placement = choose(alone, priced, state.holders.trust)
         return placement._replace(policy=self._rule.name), counted
 
     def _view(self, state: State, worker: WorkerId, cached_tokens: int, block_tokens: int) -> WorkerView:

@@ -53,7 +53,7 @@ async def test_what_was_not_recorded_is_recomputed_and_gives_the_recorded_digest
         told = await explained(stored.data.request, "--all")
         found = next(each for each in told["attempts"] if each["stream_seq"] == stored.stream_seq)
         prices = [(each["worker"], each["price_us"]) for each in found["candidates"]]
-        assert placement.digest(prices) == stored.data.price_digest
+        assert placement.digest(prices, stored.data.digest_version) == stored.data.price_digest
         assert Counter(found["excluded_workers"].values()) == stored.data.excluded
         assert found["candidates"][0]["worker"] == stored.data.worker
         recorded = [each.model_dump(mode="json") for each in stored.data.candidates]

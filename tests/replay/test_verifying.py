@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from replay.beginnings import Beginning, Past, registration
@@ -16,7 +18,7 @@ from services.cachemgr import choosing, reclamation, trie
 from services.cachemgr import decider as cachemgr
 from services.controller import decider as controller
 from services.controller import windows
-from services.router import assigning, board, in_flight, lines, loads, outlook, placement, rate, roster
+from services.router import assigning, in_flight, lines, loads, loops, outlook, placement, rate, roster
 from services.router import decider as router
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
@@ -31,7 +33,6 @@ from shared.contracts.events import (
 from shared.contracts.ids import NodeId
 from shared.model import holders as holders_model
 from shared.model.calibration import Calibration
-from shared.model.cost import Coefficients
 from shared.model.holders import Holders
 from tests.replay.lagging_world import World
 
@@ -212,6 +213,18 @@ def without_refusals(eligible: Callable[..., Any]) -> Callable[..., Any]:
     return lambda members, hung_W, question: eligible(members, hung_W, replace(question, refused_by=()))
 
 
+def test_a_record_whose_digests_are_over_text_is_verified() -> None:
+    """As routers wrote it before `digest_version` 2."""
+    world = World(3, policy="vertumnus")
+    with pytest.MonkeyPatch.context() as older:
+        older.setattr(router, "Moment", partial(router.Moment, digest_version=1))
+        world.run(250)
+    assert {each.data.digest_version for each in world.log if isinstance(each.data, RequestAssigned)} == {1}
+    found = verified(world.log)
+    assert found.clean, found.differences[0]
+    assert found.checked["request-assigned"] > 20
+
+
 def forgets_redirections(evolve: Callable[..., None]) -> Callable[..., None]:
     def folded(state: loads.Loads, stored: Stored, chains: Any) -> None:
         if stored.event.type != "prefill-aborted":
@@ -227,13 +240,31 @@ def claims_less(again: Callable[..., Any]) -> Callable[..., Any]:
     return decided
 
 
+def slower_at_4(costs: Callable[..., Any]) -> Callable[..., Any]:
+    def told(*asked: Any) -> Any:
+        cost_CW, line_CW = costs(*asked), asked[9]
+        cost_CW[loops.SERVICE_US] += line_CW[loops.DEGREE] == 4
+        return cost_CW
+
+    return told
+
+
+def forgives_delays(costs: Callable[..., Any]) -> Callable[..., Any]:
+    def told(*asked: Any) -> Any:
+        cost_CW = costs(*asked)
+        cost_CW[loops.PRICE_US] -= cost_CW[loops.DELAYED_JOBS] * cost_CW[loops.SERVICE_US]
+        return cost_CW
+
+    return told
+
+
 Wrap = Callable[[Any], Any]
 FAULTS: dict[str, tuple[Any, str, Wrap]] = {
     "the second cheapest wins": (router, "choose", second_best),
     "a service time is a microsecond off at degree 4": (
-        Coefficients,
-        "prefills_us",
-        lambda real: lambda self, degree, r, p: real(self, degree, r, p) + (degree == 4),
+        loops,
+        "costs",
+        slower_at_4,
     ),
     "the last block of a prefix is not credited": (
         placement,
@@ -249,15 +280,15 @@ FAULTS: dict[str, tuple[Any, str, Wrap]] = {
     "no decode rank is chosen": (assigning, "_decode_worker", lambda real: lambda state, node: None),
     "aborted prefills keep their reservation": (router.loads_model, "evolve", forgets_redirections),
     "what runs is priced as if it had just begun": (
-        board.Board,
-        "elapsed_us",
-        lambda real: lambda self, now_ns: 0 * real(self, now_ns),
+        loops,
+        "costs",
+        lambda real: lambda *asked: real(*asked[:8], 0, *asked[9:]),
     ),
     "a decision claims to have seen less": (router, "receive", claims_less),
     "the digest leaves a price out": (
         roster.Roster,
         "digest",
-        lambda real: lambda self, prices: real(self, [0, *prices[1:]]),
+        lambda real: lambda self, price_us_W, version: real(self, np.append(0, price_us_W[1:]), version),
     ),
     "capacity counts what is lost": (
         windows,
@@ -288,11 +319,9 @@ FAULTS_OF_OURS: dict[str, tuple[Any, str, Wrap]] = {
     "what is in flight is not seen": (in_flight.InFlight, "matches", lambda real: lambda self, chain: {}),
     "a worker is priced as slower than it is": (Calibration, "ratio_ppm", lambda real: lambda self, worker: 1_100_000),
     "whoever is delayed costs nothing": (
-        board.Board,
-        "ahead",
-        lambda real: (
-            lambda self, service_us, elapsed_us: board.Ahead(real(self, service_us, elapsed_us)[0], 0 * service_us)
-        ),
+        loops,
+        "costs",
+        forgives_delays,
     ),
     "a fetch takes no time": (Calibration, "fetch_us", lambda real: lambda self, source, size, rate: 0),
     "a source serves any number": (outlook, "FETCHES_PER_SOURCE_MAX", lambda real: 1_000),

@@ -114,8 +114,9 @@ class RequestAssigned(EventData):
     """Where a request goes, and every input of that decision.
 
     `candidates` holds the winner first, then the best of each degree and the next four by price; `price_digest` covers all
-    of them. `load` is the predicted work assigned per worker-second of the last ten seconds, `ratio` the winner's. The first
-    `fetch_blocks` blocks of the chain are to be read from `fetch_from`, as far as the worker does not hold them.
+    of them, by version 1 as text and by version 2 as the workers' names, a line each, and 64 bits for each price. `load` is the
+    predicted work assigned per worker-second of the last ten seconds, `ratio` the winner's. The first `fetch_blocks` blocks of
+    the chain are to be read from `fetch_from`, as far as the worker does not hold them.
     The state decided on is the log folded to `seen_seq` plus the source's own events before this one.
     """
 
@@ -137,6 +138,7 @@ class RequestAssigned(EventData):
     candidates: tuple[PricedCandidate, ...]
     excluded: dict[Exclusion, int] = Field(default_factory=dict)
     price_digest: str
+    digest_version: int = 1
     fetch_from: WorkerId | None = None
     fetch_blocks: int = 0
     parameters_version: int

@@ -150,7 +150,8 @@ class Pools(RuleBasedStateMachine):
                 continue
             found = {each.worker: each for each in placement.candidates}
             assert placement.winner.worker == expected[0].worker
-            assert placement.price_digest == digest((each.worker, each.price_us) for each in expected)
+            prices = [(each.worker, each.price_us) for each in expected]
+            assert [*map(placement.prices.digest, (1, 2))] == [digest(prices, 1), digest(prices, 2)]
             for each in expected:
                 told = found[each.worker]
                 assert (told.cached_tokens, told.queue_us, told.service_us, told.price_us, told.fetch_us) == (

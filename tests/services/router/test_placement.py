@@ -1,5 +1,6 @@
 """The placement rule against sums done by hand. `ROUND`: 1,000 uncached tokens take 1 s + 4 s / C, cached ones 0.1 s."""
 
+import struct
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from router_world import (
 from services.router.decider import Moment, look, receive
 from services.router.outlook import weights
 from services.router.placement import Able, Placement, Question, choose, digest
-from services.router.pricing import Pricing, Waits, Ways
+from services.router.pricing import Pricing, Ways, recorded_lines
 from services.router.roster import Roster
 from shared.contracts.events import (
     BlocksStored,
@@ -38,6 +39,7 @@ from shared.contracts.events import (
     RequestRejected,
 )
 from shared.contracts.ids import NodeId, RequestId, WorkerId
+from shared.model.calibration import PPM
 from shared.model.cost import Coefficients
 from shared.model.parameters import Parameters
 
@@ -62,10 +64,10 @@ def place(
 ) -> Placement:
     listed = sorted(candidates)
     roster = Roster((each.worker, each.degree) for each in listed)
-    ways = Ways(("own",), np.array([[each.cached_tokens for each in listed]]))
-    waits = Waits(np.array([[each.queue_us for each in listed]]))
-    pricing = Pricing(coefficients, tokens, weights(parameters, 0), roster, roster.degrees[0])
-    return choose(Able(roster), pricing.of(ways, waits), lambda _: "exact")
+    lines = recorded_lines(roster, (each.queue_us for each in listed), [0] * len(listed), [PPM] * len(listed))
+    pricing = Pricing(coefficients, tokens, weights(parameters, 0), roster, roster.smallest, lines, 0, ordered=True)
+    priced = pricing.of(Ways(np.array([each.cached_tokens for each in listed])))
+    return choose(Able(roster, roster.all_W), priced, lambda _: "exact")
 
 
 def eligible(log: Log, question: Question) -> tuple[dict[str, int], dict[WorkerId, str]]:
@@ -158,9 +160,14 @@ class TestRecord:
 
     def test_digest_covers_every_price_in_id_order(self) -> None:
         placement = place(candidate("b", 2), candidate("a", 1))
-        expected = blake2b(b"a/1/0 15000000\nb/1/0 9100000", digest_size=16).hexdigest()
-        assert placement.price_digest == expected
-        assert digest((each.worker, each.price_us) for each in placement.candidates) == expected
+        prices = [(each.worker, each.price_us) for each in placement.candidates]
+        told = {
+            1: b"a/1/0 15000000\nb/1/0 9100000",
+            2: b"a/1/0\nb/1/0\n" + struct.pack("<2q", 15_000_000, 9_100_000),
+        }
+        for version, raw in told.items():
+            expected = blake2b(raw, digest_size=16).hexdigest()
+            assert placement.prices.digest(version) == digest(prices, version) == expected
 
     def test_rows_are_in_the_order_of_ids_however_they_come(self) -> None:
         roster = Roster([(WorkerId("n1/1/0"), 2), (WorkerId("n01/1/8"), 4), (WorkerId("n01/1/0"), 8)])
