@@ -30,7 +30,8 @@ def plot(path: Path, samples: Sequence[Sample], chosen: Fit, other: Fit, title: 
         axis.set_xlabel("measured, s")
     axes[0].set_ylabel("predicted, s")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+    columns = min(len(labels), len(degrees) + len(degrees) // 2)  # as many names as fit below so many panels
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=144)
 

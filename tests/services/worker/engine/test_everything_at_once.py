@@ -106,7 +106,7 @@ class EverythingAtOnce(RuleBasedStateMachine):
 
     @rule(worker=WORKERS, text=TEXTS, below=st.integers(0, 4))
     def evict(self, worker: int, text: str, below: int) -> None:
-        self.begin("evict", worker, text, below)
+        self.run(self.driven.evict(worker, text, below))
 
     @rule(composition=st.sampled_from(COMPOSITIONS))
     def adopt(self, composition: tuple[int, ...]) -> None:
