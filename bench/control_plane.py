@@ -6,13 +6,8 @@ from the record: from `request-received` at the router to `prefill-started` at t
 """
 
 import asyncio
-import json
-import os
 import random
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +15,9 @@ from typing import Any
 import httpx
 import psutil
 
+from bench.running import modelled
+
+SPEEDUP = 1_000
 ONE_AT_A_TIME = 300
 TOGETHER = 2_000
 CLIENTS = 16
@@ -27,33 +25,12 @@ PROMPT_TOKENS = 512
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="vertumnus-bench-") as directory:
-        Path(directory).chmod(0o711)
-        command = [
-            sys.executable,
-            "-c",
-            "from cli.main import app; app()",
-            "up",
-            "--json",
-            "--engine",
-            "modelled",
-            "--data-dir",
-            directory,
-        ]
-        environment = {**os.environ, "VERTUMNUS_SPEEDUP": "1000"}
-        begun = time.monotonic()
-        up = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        try:
-            assert up.stdout is not None
-            system = json.loads(up.stdout.readline())
-            print(f"ready after {time.monotonic() - begun:.1f} s")
-            time.sleep(5)
-            memory(up.pid)
-            key = (Path(directory) / "operator.key").read_text().strip()
-            asyncio.run(measure(system, key))
-        finally:
-            up.terminate()
-            up.wait()
+    begun = time.monotonic()
+    with modelled(SPEEDUP) as system:
+        print(f"ready after {time.monotonic() - begun:.1f} s")
+        time.sleep(5)
+        memory(system.pid)
+        asyncio.run(measure(system.told, system.operator_key))
 
 
 def memory(pid: int) -> None:

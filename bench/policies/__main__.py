@@ -8,6 +8,7 @@ import typer
 
 from bench.policies import adapting as adapting_bench
 from bench.policies import caching as caching_bench
+from bench.policies import replicas as replicas_bench
 from bench.policies import routing as routing_bench
 from bench.policies import scale as scale_bench
 from bench.policies import sensitivity as sensitivity_bench
@@ -36,6 +37,7 @@ Kept = Annotated[
 ]
 KEPT = Path("build/cells")
 Out = Annotated[Path | None, typer.Option(file_okay=False, help="a folder for JSON, PNG and SVG")]
+AGES_S, MANY = [0.001, 0.05, 1.0], [4, 8]
 RATES, SIZES = [3.0, 5.0, 8.0], [40, 400, 2_000, 10_000]
 BETAS, LAMBDAS = [1.0, 2.0, 3.0, 5.0, 8.0], [0.05, 0.1]
 PEERS = [
@@ -68,6 +70,18 @@ def sensitivity(trace: str, policy: Policy = "paper", rate: float = 8, slices: S
                 warmup_s: WarmUp = 60, out: Out = None) -> None:  # fmt: skip
     """One policy with other parameters, wrong coefficients, more noise."""
     sensitivity_bench.sensitivity(source(trace), policy_of(policy), rate, SETUP, slices, limit, warmup_s, out)
+
+
+@app.command()
+def replicas(traces: Traces, policy: Policy = "vertumnus", rate: Rates = [8.0],  # noqa: B006  (never changed)
+             routers: Annotated[list[int], typer.Option()] = MANY,
+             age_s: Annotated[list[float], typer.Option(help="of what a router knows of others")] = AGES_S,
+             slices: Slices = 8, limit: Limit = 1_500, warmup_s: WarmUp = 30,
+             jobs: Jobs = 1, kept: Kept = KEPT) -> None:  # fmt: skip
+    """Several routers against one, by age of their views, with and without stealing."""
+    loads = [each for trace in traces for each in loads_of(trace, rate)]
+    lengths = Lengths(slices, limit, warmup_s)
+    replicas_bench.replicas(loads, policy_of(policy), routers, age_s, SETUP, lengths, jobs, kept)
 
 
 @app.command()

@@ -1,26 +1,28 @@
-"""What a router's decision costs: `python -m bench.router match|apply|memory|decision|placements`.
+"""What a router's decision costs: `python -m bench.router match|apply|memory|decision|placements|proxy`.
 
 `match` and `apply` are paired with Dynamo's radix tree where its package is installed. It is no dependency, so it goes into an
 environment of its own, which needs little else of this project:
 
     python3 -m venv build/peers
-    build/peers/bin/pip install ai-dynamo-runtime==1.6.1 pydantic numpy orjson
+    build/peers/bin/pip install ai-dynamo-runtime==1.6.1 pydantic numpy orjson sglang-router==0.3.2 smg==1.13.0
     build/peers/bin/python -m bench.router match
 
-`placements` asks a router that runs (`vertumnus up --engine modelled`).
+`placements` asks a router that runs (`vertumnus up --engine modelled`). `proxy --peers build/peers` starts everything itself.
 """
 
 import argparse
+from pathlib import Path
 
-from bench.router import decision, index, placements
+from bench.router import decision, index, placements, proxy
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("match", "apply", "memory", "decision", "placements"))
+    parser.add_argument("what", choices=("match", "apply", "memory", "decision", "placements", "proxy"))
     parser.add_argument("--blocks", type=int, default=10_000_000, help="of memory")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the router that placements asks")
     parser.add_argument("--prompt-tokens", type=int, default=65_536, help="of placements")
+    parser.add_argument("--peers", type=Path, help="of proxy: the environment that has the other routers")
     options = parser.parse_args()
     match options.what:
         case "match":
@@ -31,6 +33,8 @@ def main() -> None:
             index.memory(options.blocks)
         case "decision":
             decision.decision()
+        case "proxy":
+            proxy.proxy(options.peers)
         case _:
             placements.placements(options.url, options.prompt_tokens)
 

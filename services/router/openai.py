@@ -142,6 +142,10 @@ class GenerationRequest(BaseModel):
     max_tokens: int | None = Field(default=None, ge=1, le=OUTPUT_TOKENS_MAX)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=2**31 - 1, description="extension: -1 and 0 for all tokens")
+    min_p: float | None = Field(
+        default=None, ge=0, le=1, description="extension: of the most likely token's probability"
+    )
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]],

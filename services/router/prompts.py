@@ -176,4 +176,6 @@ def _sampling(asked: Asked, request: RequestId) -> SamplingSpec:
         top_p=1.0 if asked.top_p is None else asked.top_p,
         seed=UUID(request).int % 2**63 if asked.seed is None else asked.seed,
         logprobs=0 if alternatives is None else max(1, alternatives),
+        top_k=max(0, asked.top_k or 0),
+        min_p=asked.min_p or 0.0,
     )

@@ -17,7 +17,7 @@ FRAME_GAP_NS = 5_000_000
 def sampling_of(assign: Assign) -> Sampling:
     """The engine's form of the request's sampling fields."""
     asked = assign.sampling
-    return Sampling(asked.temperature, asked.top_p, asked.seed, asked.logprobs)
+    return Sampling(asked.temperature, asked.top_p, asked.seed, asked.logprobs, asked.top_k, asked.min_p)
 
 
 def continuation_of(assign: Assign) -> Continuation | None:

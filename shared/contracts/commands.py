@@ -38,12 +38,14 @@ told by its router to stop and could not say so."""
 
 
 class SamplingSpec(Message):
-    """The OpenAI sampling fields that reach an engine."""
+    """The sampling fields that reach an engine. `top_k` 0 and `min_p` 0 leave out nothing."""
 
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
     seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1)
     logprobs: int = Field(default=0, ge=0, le=20)
+    top_k: int = Field(default=0, ge=0, le=2**31 - 1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
 
 
 class Assign(Message):

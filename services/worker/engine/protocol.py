@@ -82,6 +82,10 @@ class Sampling:
     seed: int = 0
     logprobs: int = 0
     """How many alternatives to report per token; 0 reports none."""
+    top_k: int = 0
+    """Of how many most likely tokens one is chosen; 0 for all."""
+    min_p: float = 0.0
+    """Tokens are left out that are less likely than this part of the most likely one."""
 
 
 @dataclass(frozen=True, slots=True)

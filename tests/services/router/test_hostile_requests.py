@@ -40,6 +40,8 @@ def refusal(answer: httpx.Response) -> tuple[int, str | None, str]:
         ("max_completion_tokens", [True, "4", 2**31]),
         ("temperature", [True, "1", float("nan"), float("inf"), -0.1, 2.1]),
         ("top_p", ["1", 0, float("nan"), 1.1]),
+        ("top_k", [True, "4", 1.5, -2, 2**31]),
+        ("min_p", ["1", -0.1, float("nan"), 1.1]),
         ("seed", [True, "7", 2**63, -(2**63) - 1, 0.5]),
         ("stop", [0, False, {}, {"a": 1}, [1], [None], [""], ["a"] * 5, "s" * 257]),
         ("stream", ["yes", 1, "true"]),

@@ -11,13 +11,13 @@ import httpx
 import pytest
 from pydantic import ValidationError
 from router_app import app_of, served
-from router_front import Agent, continuation, front, serve_some
+from router_front import Agent, continuation, front, serve, serve_some
 from router_pool import write_model_dir
 
 from services.router import bodies
 from services.router.settings import RouterSettings
 from services.router.tokenizer import ModelText
-from shared.contracts.commands import Assign
+from shared.contracts.commands import Assign, SamplingSpec
 from shared.contracts.events import (
     CalibrationUpdated,
     ParametersChanged,
@@ -60,6 +60,21 @@ class TestKeys:
         async with served(tmp_path, api_key_file=file) as (_, client):
             answer = await client.post("/v1/completions", json=BODY, headers={"authorization": header})
             assert answer.status_code == 200
+
+
+async def test_sampling_fields_reach_the_agent_as_they_were_asked_for(tmp_path: Path) -> None:
+    asked = {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": 7}
+    got: list[SamplingSpec] = []
+
+    async def note(agent: Agent, assign: Assign) -> None:
+        got.append(assign.sampling)
+        await serve(agent, assign)
+
+    async with served(tmp_path, note) as (_, client):
+        for more in ({}, {"top_k": -1, "min_p": 0}):
+            assert (await client.post("/v1/completions", json=BODY | asked | more)).status_code == 200
+    assert got[0] == SamplingSpec.model_validate(asked)
+    assert (got[1].top_k, got[1].min_p) == (0, 0.0)
 
 
 class TestTenants:

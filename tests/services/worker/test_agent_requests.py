@@ -1,7 +1,7 @@
 """The life of a request at an agent, over the in-memory log and bus, with the modelled engine and a scripted router."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from uuid import UUID
 
 import numpy as np
@@ -11,6 +11,7 @@ from services.worker import desk, queue
 from services.worker.engine.modelled import ModelledEngine
 from services.worker.engine.protocol import PrefillStep, StepResult
 from services.worker.job import Stage
+from services.worker.speaking import sampling_of
 from shared.contracts.commands import (
     Cancel,
     Claim,
@@ -168,6 +169,11 @@ async def test_a_request_that_continues_elsewhere_gets_the_tokens_it_would_have_
         await world.ask(again.model_copy(update={"block_ids": chain}))
         await world.clock.advance(2.0)
         assert tokens_of(world, "b") == tokens[3:]
+
+
+def test_every_sampling_field_reaches_the_engine() -> None:
+    asked = SamplingSpec(temperature=0.8, top_p=0.9, seed=7, logprobs=2, top_k=5, min_p=0.1)
+    assert asdict(sampling_of(World().assignment("a", prompt(50), sampling=asked))) == asked.model_dump()
 
 
 async def test_logprobs_come_with_every_token_when_asked_for() -> None:

@@ -57,6 +57,10 @@ def body(item: PrefillItem, rid: str, unit: int | None, pairing: Pairing | None)
             "no_stop_trim": True,
         },
     }
+    if sampling.top_k:
+        asked["sampling_params"]["top_k"] = sampling.top_k
+    if sampling.min_p:
+        asked["sampling_params"]["min_p"] = sampling.min_p
     if sampling.logprobs:
         asked |= {"return_logprob": True, "top_logprobs_num": sampling.logprobs}
     if unit is not None:

@@ -52,7 +52,7 @@ def check_item(item: PrefillItem, limits: EngineDescription, vocab: int) -> None
 
 def check_sampling(sampling: Sampling, vocab: int) -> None:
     """EngineError names the field that is out of bounds."""
-    limits = {"temperature": (0.0, 100.0), "logprobs": (0, vocab - 1)}
+    limits = {"temperature": (0.0, 100.0), "logprobs": (0, vocab - 1), "top_k": (0, 2**31), "min_p": (0.0, 1.0)}
     for name, (low, high) in limits.items():
         value = getattr(sampling, name)
         if not low <= value <= high:

@@ -12,7 +12,7 @@ def choose(logits_V: Tensor, sampling: Sampling, position: int) -> Token:
     """The token at `position`. Ties go to the lower id.
 
     Probabilities are float64: sums over a large vocabulary must not depend on how they are grouped. Log-probabilities are
-    those of the model, before temperature and top-p, as the OpenAI API reports them.
+    those of the model, before temperature, top-k, top-p and min-p, as the OpenAI API reports them.
     """
     logits_V = logits_V.double()
     token = _greedy(logits_V) if sampling.temperature == 0 else _sampled(logits_V, sampling, position)
@@ -29,14 +29,28 @@ def _greedy(logits_V: Tensor) -> int:
 
 
 def _sampled(logits_V: Tensor, sampling: Sampling, position: int) -> int:
-    """Inverse of the cumulated probabilities of the smallest set of likely tokens that reaches `top_p`."""
+    """Inverse of the cumulated probabilities of the tokens that may be chosen."""
+    probabilities_K, tokens_K = candidates(logits_V, sampling)
+    cumulated_K = probabilities_K.cumsum(0)
+    point = uniform(sampling.seed, position) * cumulated_K[-1]
+    found = int(torch.searchsorted(cumulated_K, point, right=True))
+    return int(tokens_K[min(found, len(tokens_K) - 1)].item())
+
+
+def candidates(logits_V: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """The model's probabilities at this temperature of the tokens that may be chosen, most likely first, and the tokens: of the
+    `top_k` most likely the smallest set that reaches `top_p` of them, without those below `min_p` of the best."""
     # The best logit becomes 0 first: however low the temperature, no quotient of it overflows.
     probabilities_V = torch.softmax((logits_V - logits_V.max()) / sampling.temperature, dim=0)
-    sorted_V, tokens_V = torch.sort(probabilities_V, descending=True, stable=True)
-    cumulated_V = sorted_V.cumsum(0)
-    kept = int((cumulated_V - sorted_V < sampling.top_p).sum().item())
-    point = uniform(sampling.seed, position) * cumulated_V[kept - 1]
-    return int(tokens_V[min(int(torch.searchsorted(cumulated_V, point, right=True)), kept - 1)].item())
+    sorted_K, tokens_K = torch.sort(probabilities_V, descending=True, stable=True)
+    if sampling.top_k:
+        sorted_K = sorted_K[: sampling.top_k]
+    cumulated_K = sorted_K.cumsum(0)
+    # The part of all is 1 but for rounding, which must not be made again.
+    whole = cumulated_K[-1] if sampling.top_k else 1.0
+    kept = int((cumulated_K - sorted_K < sampling.top_p * whole).sum().item())
+    kept = min(kept, int((sorted_K >= sampling.min_p * sorted_K[0]).sum().item()))
+    return sorted_K[:kept], tokens_K[:kept]
 
 
 def uniform(seed: int, position: int) -> float:

@@ -33,6 +33,12 @@ def test_bodies_are_those_that_a_server_took() -> None:
     assert without_tokens(body(item("e", 83, sampling=Sampling(logprobs=2)), "e", None, None)) == asked("logprobs")
 
 
+def test_what_leaves_tokens_out_is_told_where_it_was_asked_for() -> None:
+    plain = body(item("a", 83), "a", None, None)["sampling_params"]
+    told = body(item("a", 83, sampling=Sampling(top_k=5, min_p=0.25)), "a", None, None)["sampling_params"]
+    assert told == {**plain, "top_k": 5, "min_p": 0.25}
+
+
 def test_stop_tokens_need_the_end_tokens_of_the_model_to_count() -> None:
     """With `ignore_eos` SGLang ignores every stop token: seen on a server."""
     with_stop = body(item("a", 83, then=Continuation(6, frozenset({9, 3}), 0)), "a", None, None)["sampling_params"]

@@ -4,9 +4,18 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from services.worker.engine.protocol import Sampling
-from services.worker.engine.torch.sampling import choose, uniform
+from services.worker.engine.torch.sampling import candidates, choose, uniform
 
 LOGITS = torch.tensor([0.0, 2.0, 1.0, 2.0, -5.0])
 
@@ -41,6 +50,35 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     assert seen(1e-9) == {1}
     assert seen(0.6) == {1, 3}  # 0.40 + 0.40
     assert seen(0.9) == {1, 2, 3}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 10**6), temperature=st.floats(0.2, 2), top_k=st.integers(0, 60), top_p=st.floats(0.05, 1),
+    min_p=st.floats(0, 1),
+)  # fmt: skip
+def test_what_may_be_chosen_is_what_transformers_leaves(
+    seed: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    logits_V = torch.randn(50, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 3
+    left = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if top_k:
+        left.append(TopKLogitsWarper(top_k))
+    left += [TopPLogitsWarper(top_p), MinPLogitsWarper(min_p)]
+    expected_V = torch.softmax(left(torch.zeros(1, 0, dtype=torch.long), logits_V[None])[0], dim=0)
+    probabilities_K, tokens_K = candidates(logits_V, Sampling(temperature, top_p, top_k=top_k, min_p=min_p))
+    assert set(tokens_K.tolist()) == set(expected_V.nonzero()[:, 0].tolist())
+    assert torch.allclose(probabilities_K / probabilities_K.sum(), expected_V[tokens_K])
+
+
+def test_top_k_leaves_exactly_so_many_and_of_equals_the_first() -> None:
+    def seen(**sampling: float) -> set[int]:
+        return {choose(LOGITS, Sampling(1.0, seed=2, **sampling), position).token for position in range(500)}  # type: ignore[arg-type]
+
+    assert seen(top_k=1) == {1}
+    assert seen(top_k=3) == {1, 2, 3}
+    assert seen(min_p=0.5) == {1, 3}  # the third has 0.37 of them
+    assert seen(min_p=0.3) == {1, 2, 3}
 
 
 def test_logprobs_are_those_of_the_model_chosen_first() -> None:
