@@ -43,6 +43,7 @@ class RouterPool:
         worker: dict[str, str] | None = None,
         router: dict[str, str] | None = None,
     ) -> None:
+        self.nats = nats
         directory.mkdir(parents=True, exist_ok=True)
         key = directory / "block.key"
         key.write_bytes(os.urandom(32))
