@@ -1,23 +1,25 @@
-"""Traces out of thin air, seeded: sessions with shared system prompts and growing prefixes, Poisson arrivals.
+"""Traces out of thin air, seeded: sessions with shared system prompts and growing prefixes.
 
-Arrivals are a Poisson process of exactly the asked rate. Each arrival is the next turn of the session that has waited
-longest since its think time ended or, when none is waiting, the first turn of a new one. A turn's prompt is the whole
+Arrivals are a Poisson process of exactly the asked rate, or of one that wavers around it (`Phase.burstiness`). Each arrival is
+the next turn of the session that has waited longest since its think time ended or, when none is waiting, the first turn of a
+new one. A turn's prompt is the whole
 session so far (system prompt, messages, answers) and a new message. The first `think_s` seconds hold few second turns, so
 the hit rate takes that long to rise.
 
 `SHAPES` are fitted to published traces; `test_workload_generating.py` holds them to the figures stated here. The fit is
-of lengths and sharing only: real traffic is burstier (2.1 against 1 for Mooncake's conversation trace).
+of lengths and sharing; how bursty a trace is belongs to its phase in `catalogue.py`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate, count
-from math import exp, log
+from math import ceil, exp, log
 from random import Random
 from typing import NamedTuple
 
 from simulation.workloads.rows import BLOCK_TOKENS, Row
+from simulation.workloads.statistics import COUNT_S
 
 
 class Spread(NamedTuple):
@@ -80,6 +82,13 @@ class Phase(NamedTuple):
     seconds: float
     requests_per_s: float
     shape: Shape
+    burstiness: float = 1.0
+    """Variance over mean of the arrivals in `COUNT_S` seconds, as `statistics.py` measures it; 1 for a Poisson process."""
+
+
+RATE_S = 30.0
+"""A wavering rate is drawn anew so often: in Mooncake's conversation trace the counts of ten seconds go with those of the next
+ten or twenty (correlations of .29 and .20), and not with those a minute later."""
 
 
 Rate = Callable[[float], float]
@@ -89,7 +98,8 @@ Rate = Callable[[float], float]
 def generated(phases: Sequence[Phase], chance: Random) -> Iterator[Row]:
     """The rows of the phases one after the other; sessions begin and end with their phase.
 
-    Memory: the sessions that wait for their next turn, about rate × think time. Errors: ValueError on a phase without rate.
+    Memory: the sessions that wait for their next turn, about rate × think time.
+    Errors: ValueError on a phase without rate, or evener than chance.
     """
     start_ms = 0.0
     ids = count()
@@ -97,7 +107,9 @@ def generated(phases: Sequence[Phase], chance: Random) -> Iterator[Row]:
     for phase in phases:
         if not (phase.requests_per_s > 0 and phase.seconds > 0):
             raise ValueError(f"phase: {phase.requests_per_s} requests/s for {phase.seconds} s; both must be above 0")
-        arrivals = steady_s(phase.requests_per_s, phase.seconds, chance)
+        if phase.burstiness < 1:
+            raise ValueError(f"burstiness: {phase.burstiness} is below 1, that of a Poisson process")
+        arrivals = wavering_s(phase, chance)
         for row in _turns(phase.shape, arrivals, systems[phase.shape], ids, chance):
             yield row._replace(arrival_ms=start_ms + row.arrival_ms)
         start_ms += phase.seconds * 1000
@@ -111,6 +123,22 @@ def sessions(shape: Shape, arrivals: Iterator[float], ids: "count[int]", chance:
 def steady_s(requests_per_s: float, seconds: float, chance: Random) -> Iterator[float]:
     """A Poisson process of one rate."""
     return arrivals_s(lambda _: requests_per_s, requests_per_s, seconds, chance)
+
+
+def wavering_s(phase: Phase, chance: Random) -> Iterator[float]:
+    """A Poisson process whose rate is constant, or is drawn every `RATE_S` seconds from the gamma distribution of this mean
+    that gives the phase its burstiness: a count in t seconds of a rate of mean m and variance v has mean m·t and variance
+    m·t + v·t²."""
+    mean = phase.requests_per_s
+    if phase.burstiness == 1:
+        yield from steady_s(mean, phase.seconds, chance)
+        return
+    variance = (phase.burstiness - 1) * mean / COUNT_S
+    for stretch in range(ceil(phase.seconds / RATE_S)):
+        begin_s = stretch * RATE_S
+        rate = chance.gammavariate(mean**2 / variance, variance / mean)
+        for at_s in steady_s(rate, min(RATE_S, phase.seconds - begin_s), chance):
+            yield begin_s + at_s
 
 
 def arrivals_s(rate: Rate, most: float, seconds: float, chance: Random) -> Iterator[float]:

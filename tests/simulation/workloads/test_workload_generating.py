@@ -1,16 +1,18 @@
 """Made-up traces repeat with their seed, look as they say they do, and their sessions grow."""
 
+from collections import Counter
 from itertools import pairwise
 from random import Random
+from statistics import fmean, pvariance
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulation.workloads.catalogue import WORKLOADS
-from simulation.workloads.generating import SHAPES, Phase, Shape, Spread, arrivals_s, generated
+from simulation.workloads.generating import SHAPES, Phase, Shape, Spread, arrivals_s, generated, wavering_s
 from simulation.workloads.rows import BLOCK_TOKENS, Row
-from simulation.workloads.statistics import statistics
+from simulation.workloads.statistics import COUNT_S, statistics
 from tests.simulation.workloads.checking import check_rows
 
 SHAPE_NAMES = st.sampled_from(sorted(SHAPES))
@@ -32,14 +34,14 @@ def test_rows_are_well_formed_and_repeat_with_their_seed(name: str, seed: int) -
 
 
 @pytest.mark.parametrize(
-    ("name", "rate", "prompt", "p50", "p90", "output", "hit"),
+    ("name", "rate", "prompt", "p50", "p90", "output", "hit", "burstiness"),
     [
-        ("conversation", 12_031 / 3_537, 12_035, 6_909, 27_367, 343, 0.374),
-        ("tool-agent", 23_608 / 3_600, 8_596, None, None, 182, 0.59),
+        ("conversation", 12_031 / 3_537, 12_035, 6_909, 27_367, 343, 0.374, 1.5),
+        ("tool-agent", 23_608 / 3_600, 8_596, None, None, 182, 0.59, 1),
     ],
 )
 def test_shapes_have_the_published_statistics(
-    name: str, rate: float, prompt: int, p50: int | None, p90: int | None, output: int, hit: float
+    name: str, rate: float, prompt: int, p50: int | None, p90: int | None, output: int, hit: float, burstiness: float
 ) -> None:
     found = statistics(WORKLOADS[name](Random(1)))
     assert found.requests_per_s == pytest.approx(rate, rel=0.03)
@@ -48,7 +50,18 @@ def test_shapes_have_the_published_statistics(
     assert found.ideal_hit_rate == pytest.approx(hit, abs=0.04)
     assert p50 is None or found.prompt_tokens.p50 == pytest.approx(p50, rel=0.07)
     assert p90 is None or found.prompt_tokens.p90 == pytest.approx(p90, rel=0.07)
-    assert found.burstiness == pytest.approx(1, abs=0.3)
+    assert found.burstiness == pytest.approx(burstiness, abs=0.3)
+
+
+@pytest.mark.parametrize("burstiness", [1.0, 1.5, 4.0])
+def test_a_phase_is_as_bursty_as_it_says(burstiness: float) -> None:
+    phase = Phase(40_000, 2, SHAPES["conversation"], burstiness)
+    counts = Counter(int(at_s // COUNT_S) for at_s in wavering_s(phase, Random(1)))
+    found = [counts[bucket] for bucket in range(4_000)]
+    assert fmean(found) == pytest.approx(20, rel=0.03)
+    assert pvariance(found) / fmean(found) == pytest.approx(burstiness, rel=0.15)
+    with pytest.raises(ValueError, match=r"burstiness: 0\.5 is below 1"):
+        rows_of(phase._replace(burstiness=0.5))
 
 
 def test_a_session_grows_by_its_answer_and_the_next_message() -> None:
