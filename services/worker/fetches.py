@@ -12,8 +12,8 @@ Rules:
 """
 
 import asyncio
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -78,6 +78,33 @@ def decide(
     return Wanted(held, min(COPY_LEASE_S, max(LIMIT_S_MIN, saved_us / US_PER_S)))
 
 
+def begin(
+    jobs: Iterable[Job],
+    running: Mapping[JobKey, NodeId],
+    decided: Callable[[Job], Wanted | str],
+    start: Callable[[Job, NodeId, Wanted], None],
+) -> bool:
+    """Decide for each of `jobs`, in order, that waits for a fetch, and `start` those that are worth it while there is room
+    beside what is `running`, by its source. Whether somebody has found no room."""
+    left_out = False
+    for job in jobs:
+        if is_over(job) or job.key in running:
+            continue
+        source, wanted = fetch_source(job), decided(job)
+        if isinstance(wanted, str):
+            job.fetched = Fetched(fallback=wanted)
+        elif len(running) < FETCHES_MAX and list(running.values()).count(source) < FETCHES_PER_SOURCE_MAX:
+            start(job, source, wanted)
+        else:
+            left_out = True
+    return left_out
+
+
+def is_over(job: Job) -> bool:
+    """Whether the job waits for no fetch: it has had it, or needs none."""
+    return job.fetched is not None or job.assign.fetch_from is None
+
+
 class Fetches:
     """One per incarnation. `spawn` begins what ends with it at the latest."""
 
@@ -91,7 +118,7 @@ class Fetches:
         self._ports, self._engine, self._transfers, self._spawn = ports, engine, transfers, spawn
         description = engine.describe()
         self._block_tokens, self._token_bytes = description.block_tokens, description.kv_bytes_per_token
-        self._running: dict[JobKey, tuple[NodeId, asyncio.Task[None]]] = {}
+        self._running: dict[JobKey, NodeId] = {}
         self._waiting: dict[Callable[[], None], None] = {}
         self._seen: OrderedDict[NodeId, _Seen] = OrderedDict()
         self._logger = structlog.get_logger(component="fetches", node=ports.node)
@@ -99,25 +126,14 @@ class Fetches:
     def begin(self, jobs: Iterable[Job], ended: Callable[[], None]) -> None:
         """Decide for each of `jobs`, in order, that waits for a fetch and has room for it. `ended` when one of them is over,
         and when there may be room for the others, whichever worker's fetch has made it."""
-        by_source = Counter(source for source, _ in self._running.values())
-        for job in jobs:
-            if self.is_over(job) or job.key in self._running:
-                continue
-            source, decided = fetch_source(job), self._decide(job)
-            if isinstance(decided, str):
-                job.fetched = Fetched(fallback=decided)
-            elif len(self._running) < FETCHES_MAX and by_source[source] < FETCHES_PER_SOURCE_MAX:
-                by_source[source] += 1
-                task = self._spawn(self._fetch(job, source, decided), f"fetch {job.key.engine_id}")
-                self._running[job.key] = source, task
-                task.add_done_callback(partial(self._end, job.key, ended))
-            else:
-                self._waiting[ended] = None
 
-    @staticmethod
-    def is_over(job: Job) -> bool:
-        """Whether the job waits for no fetch: it has had it, or needs none."""
-        return job.fetched is not None or job.assign.fetch_from is None
+        def start(job: Job, source: NodeId, wanted: Wanted) -> None:
+            task = self._spawn(self._fetch(job, source, wanted), f"fetch {job.key.engine_id}")
+            self._running[job.key] = source
+            task.add_done_callback(partial(self._end, job.key, ended))
+
+        if begin(jobs, self._running, self._decide, start):
+            self._waiting[ended] = None
 
     def _end(self, key: JobKey, ended: Callable[[], None], _task: asyncio.Task[None]) -> None:
         """As a callback, because a task that is cancelled before it began runs no `finally`."""

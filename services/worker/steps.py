@@ -21,7 +21,7 @@ from services.worker.engine.protocol import (
     PrefillStep,
     StepResult,
 )
-from services.worker.fetches import Fetches
+from services.worker.fetches import Fetches, is_over
 from services.worker.gate import Gate
 from services.worker.job import Job, Stage
 from services.worker.origins import of_job
@@ -127,7 +127,7 @@ class StepLoop:
                 self._abort(job, "claim-lost")
             # Others are near the head now.
             near = self._near_head()
-        ready = [job for job in near if self._claims.has_arrived(job) and self._fetches.is_over(job)]
+        ready = [job for job in near if self._claims.has_arrived(job) and is_over(job)]
         return list(takewhile(ready.__contains__, near)) if self._order == "fcfs" else ready
 
     def _compose(self) -> list[Share]:

@@ -4,7 +4,6 @@ Who fetches, and whether it is worth it, is the agent's own decision (`services.
 counted in the nodes' real KV indexes. A read takes its latency and its bytes over a link that nobody else uses.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import takewhile
@@ -15,17 +14,8 @@ from services.worker.engine.copy_plan import Copied
 from services.worker.engine.kv_pool import KvPool
 from services.worker.engine.modelled_copies import LATENCY_S
 from services.worker.engine.protocol import EngineError
-from services.worker.fetches import (
-    FETCHES_MAX,
-    Fetches,
-    Wanted,
-    decide,
-    fetch_blocks,
-    fetch_cause,
-    fetch_source,
-)
+from services.worker.fetches import Wanted, begin, decide, fetch_blocks, fetch_cause
 from services.worker.job import Fetched, Job, JobKey
-from shared.contracts.copy_commands import FETCHES_PER_SOURCE_MAX
 from shared.contracts.envelope import EventData
 from shared.contracts.ids import NodeId
 from shared.model.blocks import reusable_tokens
@@ -52,24 +42,15 @@ class Fetching:
 
     def begin(self, jobs: Iterable[Job], group: Group, ended: Callable[[], object]) -> None:
         """Decide for each of `jobs` of one worker that waits for a fetch and has room for it, in order."""
-        by_source = Counter(self._running.values())
-        for job in jobs:
-            if Fetches.is_over(job) or job.key in self._running:
-                continue
-            source, decided = fetch_source(job), self._decide(job, group)
-            if isinstance(decided, str):
-                job.fetched = Fetched(fallback=decided)
-            elif len(self._running) < FETCHES_MAX and by_source[source] < FETCHES_PER_SOURCE_MAX:
-                by_source[source] += 1
-                self._fetch(job, group, source, decided, ended)
+        begin(jobs, self._running, partial(self._decide, group), partial(self._fetch, ended, group))
 
-    def _decide(self, job: Job, group: Group) -> Wanted | str:
+    def _decide(self, group: Group, job: Job) -> Wanted | str:
         held_blocks = self._pools[self._state.node].cached_blocks(group, job.chain)
         held, wanted = self._tokens(job, held_blocks), self._tokens(job, fetch_blocks(job))
         fetch_us = round(self._seconds(fetch_blocks(job) - held_blocks) * US_PER_S)
         return decide(self._setup.coefficients, group.degree, job.assign.prompt_tokens, (held, wanted), fetch_us)
 
-    def _fetch(self, job: Job, group: Group, source: NodeId, wanted: Wanted, ended: Callable[[], object]) -> None:
+    def _fetch(self, ended: Callable[[], object], group: Group, job: Job, source: NodeId, wanted: Wanted) -> None:
         pool, operation, began_ns = self._pools[self._state.node], job.key.engine_id, self._agenda.now_ns
         lent = self._pools[source].copies.lend(operation, job.chain[: fetch_blocks(job)])
         there = sum(1 for _ in takewhile(lambda ref: ref is not None, lent))

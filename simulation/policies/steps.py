@@ -25,7 +25,7 @@ from services.worker.engine.protocol import (
     Token,
 )
 from services.worker.engine.step_items import Reserved, finish, reserve
-from services.worker.fetches import Fetches
+from services.worker.fetches import is_over
 from services.worker.job import Job
 from services.worker.step_cost import WorkerCost, shared_out, step_us
 from services.worker.steps import CLAIM_BYTES_MAX
@@ -130,7 +130,7 @@ class Steps:
     def _compose(self, worker: WorkerId, near: list[Job]) -> list[Share]:
         order, group = self._state.parameters.worker_order, self.groups[worker]
         # Nobody overtakes who waits for a fetch if order is arrival.
-        ready = takewhile(Fetches.is_over, near) if order == "fcfs" else filter(Fetches.is_over, near)
+        ready = takewhile(is_over, near) if order == "fcfs" else filter(is_over, near)
         return compose(
             list(ready),
             lambda job: self.pool.cached_blocks(group, job.chain),
