@@ -88,8 +88,11 @@ class Incarnation:
             self.start_loops()
             watch = self._tasks.create_task(self._watch())
             self.serving = True
-            ending = await self._ended
-            self.serving = False
+            try:
+                ending = await self._ended
+            finally:
+                # However it ends, and be it by a cancelled agent: the group takes no more tasks.
+                self.serving = False
             watch.cancel()
             await self._bury(ending)
         serve(self.state, NO_GEOMETRY, {})

@@ -14,7 +14,7 @@ from services.worker.engine.modelled import ModelledEngine
 from services.worker.engine.modelled_copies import LATENCY_S
 from services.worker.engine.protocol import EngineError
 from services.worker.transfers import COPY_LEASE_S
-from shared.contracts.commands import Accepted, Reply, decode_command, decode_reply, encode_message
+from shared.contracts.commands import Accepted, Refused, Reply, decode_command, decode_reply, encode_message
 from shared.contracts.copy_commands import Copied, Copy, Evict, Evicted, Pin, Pinned, PinnedSlot, Unpin
 from shared.contracts.events import BlocksEvicted, BlocksStored, PrefillAborted, PrefillCompleted
 from shared.contracts.ids import BlockId, NodeId, WorkerId, worker_id
@@ -289,3 +289,18 @@ async def test_a_prompt_goes_before_a_copy_and_waits_for_a_lease() -> None:
         await world.clock.advance(COPY_LEASE_S)
         assert [each.request for each in world.events(PrefillCompleted)] == ["a", "b"]  # type: ignore[attr-defined]
         assert world.events(PrefillAborted) == []
+
+
+async def test_a_copy_that_outlives_its_agent_begins_nothing_more() -> None:
+    """The group of the agent's tasks takes none any longer, and would refuse the one that lets the other node go."""
+    world, blocks = World(), chain(10)
+    async with running(world) as agent:
+        node = await other(world, blocks)
+        assert agent._life is not None
+        copying = agent._life[2]
+        asking = asyncio.create_task(world.ask(copy(blocks), within_s=0.05))
+        await world.clock.advance(0.05)
+        asking.cancel()
+    await world.clock.advance(1.0)
+    assert isinstance(await copying._answers["o"], Refused)
+    assert (len(node.pins), node.unpins) == (1, [])
