@@ -9,6 +9,7 @@ from bench.policies.showing import document, table
 from bench.policies.workloads import Source
 from services.worker.composer import StepLimits
 from shared.model.cost import Coefficients
+from shared.model.parameters import Parameters
 from simulation.policies.run import simulate
 from simulation.policies.setup import Setup
 from simulation.policies.studies import Policy, figures
@@ -19,6 +20,10 @@ PARAMETERS: dict[str, Sequence[Any]] = {
     "lam": (0, 0.05, 0.2, 0.5),
     "worker_order": ("fcfs", "shortest-first"),
 }
+WINDOWS_S = (5, 10, 40, 80)
+"""H, where the paper's thresholds change compositions after each window."""
+THRESHOLDS = {"theta_inter": (0.1, 1.0), "theta_intra": (1.0, 4.0), "theta_reclaim": (0.1, 0.6)}
+"""θ, where the paper's Algorithm 2 copies and reclaims prefixes."""
 WRONG_BY = (-0.4, 0.4)
 COEFFICIENTS = ("d", "a", "c", "alpha")
 NOISES = (0.0, 0.2, 0.4)
@@ -56,7 +61,16 @@ def _variants(policy: Policy, setup: Setup) -> Iterator[tuple[str, Setup]]:
     for name, values in PARAMETERS.items():
         for value in values:
             if value != base.parameters.get(name):
-                yield f"{name} = {value}", replace(base, parameters={**base.parameters, name: value})
+                yield f"{name} = {value}", _with(base, **{name: value})
+    adapting = _with(base, reconfiguration_policy="paper")
+    yield f"compositions by thresholds, H = {Parameters().window_s} s", adapting
+    for window_s in WINDOWS_S:
+        yield f"compositions by thresholds, H = {window_s} s", _with(adapting, window_s=window_s)
+    managed = _with(replace(base, cache_manager=True), cache_policy="paper")
+    yield "prefixes by Algorithm 2, θ as by default", managed
+    for name, thresholds in THRESHOLDS.items():
+        for theta in thresholds:
+            yield f"prefixes by Algorithm 2, {name} = {theta:g}", _with(managed, **{name: theta})
     for share in WRONG_BY:
         truth = base.coefficients.scaled(1 + share)
         yield f"steps take {share:+.0%} of what is predicted", replace(base, truth=truth)
@@ -73,6 +87,10 @@ def _variants(policy: Policy, setup: Setup) -> Iterator[tuple[str, Setup]]:
         yield f"{factor:g} times the KV memory", replace(base, blocks_per_rank=round(base.blocks_per_rank * factor))
     for noise in NOISES:
         yield f"noise of {noise:.0%}", replace(base, noise_sd=noise)
+
+
+def _with(setup: Setup, **parameters: Any) -> Setup:
+    return replace(setup, parameters={**setup.parameters, **parameters})
 
 
 def _off(coefficients: Coefficients, name: str, share: float) -> Coefficients:
