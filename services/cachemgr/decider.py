@@ -16,6 +16,7 @@ from services.cachemgr.view import View
 from shared.contracts.copy_commands import Copy, Evict
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
+    SERVING,
     BlocksEvicted,
     BlocksStored,
     CacheLeadershipTaken,
@@ -95,7 +96,8 @@ def evolve(state: State, stored: Stored) -> None:
     if isinstance(data, EpochCommitted):
         state.trie.degrees.update((each.worker, each.degree) for each in data.workers)
     holders_model.evolve(state.holders, stored)
-    pool_model.evolve(state.pool, stored)
+    if type(data) not in SERVING:
+        pool_model.evolve(state.pool, stored)
     replication.evolve(state.operations, stored, state.holders)
     backlog_model.evolve(state.backlog, stored)
     state.seen_seq = max(state.seen_seq, stored.stream_seq)

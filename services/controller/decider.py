@@ -21,6 +21,7 @@ from services.controller.saga import Move, Sagas
 from services.controller.windows import Windows
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
+    SERVING,
     CompositionPinned,
     CompositionUnpinned,
     Cordoned,
@@ -110,29 +111,34 @@ def initial() -> State:
 
 def evolve(state: State, stored: Stored) -> None:
     """Fold one event."""
-    pool_model.evolve(state.pool, stored)
-    saga_model.evolve(state.sagas, stored, state.pool)
+    data = stored.data
+    serving = type(data) in SERVING
+    if not serving:
+        pool_model.evolve(state.pool, stored)
+        saga_model.evolve(state.sagas, stored, state.pool)
     windows_model.evolve(state.windows, stored, state.parameters)
     activity_model.evolve(state.activity, stored)
     arrivals_model.evolve(state.arrivals, stored)
     refitting.evolve(state.evidence, stored, state.pool)
     keepsake_model.evolve(state.keepsake, stored)
-    state.parameters = parameters_model.evolve(state.parameters, stored)
     state.seen_seq = max(state.seen_seq, stored.stream_seq)
-    match stored.data:
-        case LeadershipTaken() as data:
+    if serving:
+        return
+    state.parameters = parameters_model.evolve(state.parameters, stored)
+    match data:
+        case LeadershipTaken():
             state.term, state.leader = data.term, data.leader
-        case RouterRegistered() as data:
+        case RouterRegistered():
             state.routers[stored.event.source] = data.router
-        case RouterLost() as data:
+        case RouterLost():
             state.routers.pop(Source(data.source), None)
-        case ReconfigurationPlanned() | ReconfigurationAdvised() as data if data.window is not None:
+        case ReconfigurationPlanned() | ReconfigurationAdvised() if data.window is not None:
             state.decided_k = data.window
             if data.forecast_gain is not None and state.windows.last is not None:
                 state.promised = Promised(data.window, state.windows.last.mean_ttft_us)
-        case ForecastMade() as data:
+        case ForecastMade():
             state.forecast = data
-        case EpochAborted() as data:
+        case EpochAborted():
             state.aborted_k[data.node] = state.windows.k
         case _:
             pass

@@ -29,6 +29,7 @@ from services.router.roster import DIGEST_VERSION
 from services.router.usage import Usage
 from shared.contracts.envelope import Channel, EventData, Stored
 from shared.contracts.events import (
+    SERVING,
     CalibrationUpdated,
     EpochAborted,
     EpochCommitted,
@@ -135,17 +136,19 @@ def initial(coefficients: Coefficients) -> State:
 
 def evolve(state: State, stored: Stored) -> None:
     """Fold one event."""
-    pool_model.evolve(state.pool, stored)
+    data = stored.data
+    if type(data) not in SERVING:
+        pool_model.evolve(state.pool, stored)
+        state.parameters = parameters_model.evolve(state.parameters, stored)
+        state.coefficients = cost_model.evolve(state.coefficients, stored)
     holders_model.evolve(state.holders, stored)
     loads_model.evolve(state.loads, stored, state.holders.chains)
-    state.parameters = parameters_model.evolve(state.parameters, stored)
-    state.coefficients = cost_model.evolve(state.coefficients, stored)
     calibration_model.evolve(state.calibration, stored, state.pool, state.coefficients)
     usage_model.evolve(state.usage, stored, state.loads, state.parameters)
-    match stored.data:
-        case RequestAssigned() as data:
+    match data:
+        case RequestAssigned():
             state.rate.fold(data)
-        case PrefillCompleted() as data:
+        case PrefillCompleted():
             state.loads.touched.add(data.worker)
         case CalibrationUpdated():
             state.board.forget()

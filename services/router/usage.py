@@ -44,8 +44,17 @@ class Taken(NamedTuple):
     held_tokens: int = 0
     outstanding_us: int = 0
 
-    def plus(self, other: "Taken", times: int = 1) -> "Taken":
-        return Taken(*(one + times * more for one, more in zip(self, other, strict=True)))
+    def changed(self, gone: "Taken", come: "Taken") -> "Taken":
+        """With `come` in the place of `gone`."""
+        return Taken(
+            self.requests - gone.requests + come.requests,
+            self.queued_tokens - gone.queued_tokens + come.queued_tokens,
+            self.held_tokens - gone.held_tokens + come.held_tokens,
+            self.outstanding_us - gone.outstanding_us + come.outstanding_us,
+        )
+
+
+NOTHING = Taken()
 
 
 class Served(NamedTuple):
@@ -56,7 +65,11 @@ class Served(NamedTuple):
     uncached_tokens: int = 0
 
     def plus(self, other: "Served", times: int = 1) -> "Served":
-        return Served(*(one + times * more for one, more in zip(self, other, strict=True)))
+        return Served(
+            self.requests + times * other.requests,
+            self.tokens + times * other.tokens,
+            self.uncached_tokens + times * other.uncached_tokens,
+        )
 
 
 class Waiting(NamedTuple):
@@ -88,10 +101,10 @@ class Usage:
     def taken(self, tenant: TenantId) -> Taken:
         """By everybody who shares this tenant's entry."""
         if self.shares.of(tenant).tenant != OTHERS:
-            return self.of_tenant.get(tenant, Taken())
+            return self.of_tenant.get(tenant, NOTHING)
         taken = self.everybody
         for listed in self.shares.listed & self.of_tenant.keys():
-            taken = taken.plus(self.of_tenant[listed], -1)
+            taken = taken.changed(self.of_tenant[listed], NOTHING)
         return taken
 
     def served(self, tenant: TenantId | None, since_s: int) -> list[tuple[int, Served]]:
@@ -125,7 +138,7 @@ class Usage:
         for request, opened in loads.open.items():
             assert self.counted[request] == _taken(opened), f"{request} is counted as something else"
             tenant = self.tenant_of[request]
-            sums[tenant] = sums.get(tenant, Taken()).plus(_taken(opened))
+            sums[tenant] = sums.get(tenant, NOTHING).changed(NOTHING, _taken(opened))
         assert sorted(self.seconds) == self.in_order, "the seconds in order are others"
         assert sums == self.of_tenant, "the sums are not those of the open requests"
         held = {each.request for of in self.held.values() for line in of.values() for each in line}
@@ -159,7 +172,7 @@ def evolve(usage: Usage, stored: Stored, loads: Loads, parameters: Parameters) -
 
 def _taken(opened: OpenRequest | None) -> Taken:
     if opened is None:
-        return Taken()
+        return NOTHING
     assignment = opened.assignment
     if assignment is not None and assignment.prefilled:
         return Taken(1)
@@ -172,10 +185,10 @@ def _follow(usage: Usage, request: RequestId, loads: Loads) -> None:
     if (tenant := usage.tenant_of.get(request)) is None:
         return
     opened = loads.open.get(request)
-    before, now = usage.counted.get(request, Taken()), _taken(opened)
+    before, now = usage.counted.get(request, NOTHING), _taken(opened)
     if before != now:
-        usage.everybody = usage.everybody.plus(now).plus(before, -1)
-        sums = usage.of_tenant.get(tenant, Taken()).plus(now).plus(before, -1)
+        usage.everybody = usage.everybody.changed(before, now)
+        sums = usage.of_tenant.get(tenant, NOTHING).changed(before, now)
         usage.of_tenant[tenant] = sums
         usage.counted[request] = now
         if not sums.requests:

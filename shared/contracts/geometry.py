@@ -5,7 +5,8 @@ Every fold walks over ranks: an event that claims two billion of them would end 
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, GetPydanticSchema
+from pydantic_core.core_schema import chain_schema, literal_schema
 
 DEGREES = (1, 2, 4, 8)
 RANKS_MAX = 64
@@ -28,12 +29,6 @@ def check_composition(composition: tuple[int, ...]) -> tuple[int, ...]:
     return composition
 
 
-def _known(degree: int) -> int:
-    if degree not in DEGREES:
-        raise ValueError("no degree of any worker")
-    return degree
-
-
 def _fits(composition: tuple[int, ...]) -> tuple[int, ...]:
     """Says less than `check_composition`: errors of messages do not repeat what was in them."""
     try:
@@ -46,7 +41,11 @@ def _fits_if_any(composition: tuple[int, ...]) -> tuple[int, ...]:
     return _fits(composition) if composition else composition
 
 
-Degree = Annotated[int, AfterValidator(_known)]
+Degree = Annotated[
+    int, GetPydanticSchema(lambda type_, handler: chain_schema([handler(type_), literal_schema(list(DEGREES))]))
+]
+"""Checked without a call of Python: an assignment has a dozen of them."""
+
 Composition = Annotated[tuple[int, ...], AfterValidator(_fits)]
 """Degrees from rank 0 up. The sum is the number of ranks."""
 

@@ -7,6 +7,7 @@ takes names apart and must not fail over one.
 
 import re
 from hashlib import blake2b
+from struct import Struct
 from typing import Annotated, NewType
 
 from pydantic import AfterValidator, StringConstraints
@@ -69,6 +70,9 @@ def client_digest(client_id: str) -> str:
     return blake2b(client_id.encode(), digest_size=16).hexdigest()
 
 
+_ONE_BLOCK_ID = Struct(f"{BLOCK_ID_BYTES}s")
+
+
 def _whole(packed: bytes) -> bytes:
     if len(packed) % BLOCK_ID_BYTES:
         raise ValueError(f"block_ids: {len(packed)} bytes is not a multiple of {BLOCK_ID_BYTES}")
@@ -81,4 +85,4 @@ PackedBlockIds = Annotated[bytes, AfterValidator(_whole)]
 
 def unpack_block_ids(packed: bytes) -> list[BlockId]:
     """Block ids out of their packed form. ValueError on a length that is no multiple of 16."""
-    return [BlockId(packed[i : i + BLOCK_ID_BYTES]) for i in range(0, len(_whole(packed)), BLOCK_ID_BYTES)]
+    return [block for (block,) in _ONE_BLOCK_ID.iter_unpack(_whole(packed))]

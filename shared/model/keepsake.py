@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
+    SERVING,
     CacheLeadershipTaken,
     CacheScanCompleted,
     CalibrationUpdated,
@@ -69,6 +70,8 @@ class Keepsake:
 def evolve(keepsake: Keepsake, stored: Stored) -> None:
     """Fold one event."""
     keepsake.seen_seq = max(keepsake.seen_seq, stored.stream_seq)
+    if type(stored.data) in SERVING:
+        return
     match stored.data:
         case NodeRegistered() | NodeLost() | NodeDeclaredLost() | RankAdoptedEpoch():
             _life(keepsake, stored, stored.data)

@@ -23,7 +23,7 @@ def test_a_profiled_set_has_them_by_degree(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shares", "message"),
     [
-        ({"3": 0.5}, r"capacity_shares\.3\.\[key\]: .*no degree of any worker"),
+        ({"3": 0.5}, r"capacity_shares\.3\.\[key\]: .*should be 1, 2, 4 or 8"),
         ({"1": -0.5}, r"capacity_shares\.1: .* greater than or equal to 0"),
         ({"1": 5}, r"capacity_shares\.1: .* less than or equal to 4"),
     ],

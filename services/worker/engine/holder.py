@@ -10,9 +10,9 @@ from services.worker.engine.protocol import Resident
 from shared.contracts.ids import BlockId
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Slot:
-    """One slot of one rank. `block` is None in a free slot and in one whose content has no id (yet)."""
+    """One slot of one rank: equal to itself alone. `block` is None in a free slot and in one whose content has no id (yet)."""
 
     rank: int
     index: int

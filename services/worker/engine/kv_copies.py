@@ -111,7 +111,7 @@ class KvCopies:
         installation = self._installations.pop(operation)
         installed = self._hold(installation, 0 if operation in self._void else arrived_blocks)
         self._void.discard(operation)
-        self._slots.unpin([self._slots.slot(ref) for ref in (*installation.above, *installation.slots)])
+        self._slots.unpin(self._slots.pinned((*installation.above, *installation.slots)))
         return installed
 
     def _hold(self, installation: Installation, arrived_blocks: int) -> Installed:
@@ -122,7 +122,7 @@ class KvCopies:
             worker = self._slots.worker(installation.group)
             if block not in worker.held:
                 above = installed[-1] if installed else parent
-                self._slots.hold(worker, self._slots.slot(ref), block, above, depth)
+                self._slots.hold(worker, self._slots.pinned([ref]), [block], above, depth)
                 installed.append(block)
             else:
                 parent, first_depth = block, depth + 1
@@ -153,7 +153,7 @@ class KvCopies:
     def end_lease(self, lease: str) -> None:
         """Unknown leases are ignored."""
         _, pinned = self._leases.pop(lease, ((), ()))
-        self._slots.unpin([self._slots.slot(ref) for ref in pinned])
+        self._slots.unpin(self._slots.pinned(pinned))
 
     @property
     def leases(self) -> int:

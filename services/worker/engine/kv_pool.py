@@ -147,12 +147,10 @@ class KvPool:
         reservation = self._take_over(self._reservations[request])
         worker, first = self._slots.worker(reservation.group), reservation.held_blocks
         whole_blocks = computed_tokens // self.block_tokens
-        named = range(first, min(whole_blocks, len(reservation.chain)))
-        for depth in named:
-            parent = reservation.chain[depth - 1] if depth else None
-            self._slots.hold(
-                worker, self._slots.slot(reservation.slots[depth]), reservation.chain[depth], parent, depth
-            )
+        named = reservation.chain[first:whole_blocks]
+        parent = reservation.chain[first - 1] if named and first else None
+        slots = self._slots.pinned(reservation.slots[first : first + len(named)])
+        self._slots.hold(worker, slots, named, parent, first)
         self._reservations[request] = replace(reservation, held_blocks=max(first, whole_blocks))
         if computed_tokens == reservation.prompt_tokens:
             self._unfinished.remove(request)
@@ -162,9 +160,11 @@ class KvPool:
         """Exchange the request's own slots for blocks that another request has stored since (rule 8)."""
         held_blocks, held = reservation.held_blocks, self._slots.worker(reservation.group).held
         stored = [slot for block in reservation.chain[held_blocks:] if (slot := held.get(block)) is not None]
+        if not stored:
+            return reservation
         until = held_blocks + len(stored)
         self._slots.pin(stored)
-        self._slots.unpin([self._slots.slot(ref) for ref in reservation.slots[held_blocks:until]])
+        self._slots.unpin(self._slots.pinned(reservation.slots[held_blocks:until]))
         slots = (*reservation.slots[:held_blocks], *map(ref_of, stored), *reservation.slots[until:])
         return replace(reservation, slots=slots, held_blocks=until)
 
@@ -173,7 +173,7 @@ class KvPool:
         reservation = self._reservations.pop(request, None)
         if reservation is not None:
             self._unfinished.discard(request)
-            self._slots.unpin([self._slots.slot(ref) for ref in reservation.slots])
+            self._slots.unpin(self._slots.pinned(reservation.slots))
 
     def take_evicted(self, group: Group) -> tuple[BlockId, ...]:
         """The ids that left the worker to make room since the last call, in the order they went."""

@@ -33,6 +33,7 @@ class KvSlots:
         self._copies: defaultdict[BlockId, list[Slot]] = defaultdict(list)
         self._workers: dict[Group, Holder] = {}
         self._group_of: list[Group] = []
+        self._holder_of: list[Holder] = []
         self.evicted: dict[Group, list[BlockId]] = {}
 
     # --- geometry
@@ -46,6 +47,7 @@ class KvSlots:
             group: Holder.of(slot for rank in group.ranks for slot in self._slots[rank]) for group in groups
         }
         self._group_of = [group for group in groups for _ in group.ranks]
+        self._holder_of = [self._workers[group] for group in self._group_of]
         self.evicted = {group: [] for group in groups}
         for unpinned in self._unpinned:
             for slot in [slot for slot in unpinned.values() if not self._is_held(slot)]:
@@ -60,15 +62,18 @@ class KvSlots:
         return worker
 
     def _is_held(self, slot: Slot) -> bool:
-        return self._workers[self._group_of[slot.rank]].holds(slot)
+        return self._holder_of[slot.rank].holds(slot)
 
     # --- slots
 
-    def slot(self, ref: SlotRef) -> Slot:
-        """A pinned slot by what it was promised to have."""
-        slot = self._slots[ref.rank][ref.index]
-        assert slot.generation == ref.generation, f"a pinned slot was taken again: {ref} is {slot}"
-        return slot
+    def pinned(self, refs: Iterable[SlotRef]) -> list[Slot]:
+        """Pinned slots by what they were promised to have."""
+        slots = []
+        for ref in refs:
+            slot = self._slots[ref.rank][ref.index]
+            assert slot.generation == ref.generation, f"a pinned slot was taken again: {ref} is {slot}"
+            slots.append(slot)
+        return slots
 
     def copies_of(self, block: BlockId) -> Sequence[Slot]:
         """Every slot that has the block."""
@@ -81,7 +86,7 @@ class KvSlots:
 
     def path(self, slot: Slot) -> list[Slot]:
         """From the first block down to `slot`, as far as the worker that has it holds them; `slot` alone if stranded."""
-        held = self._workers[self._group_of[slot.rank]].held
+        held = self._holder_of[slot.rank].held
         path = [slot]
         while self._is_held(path[-1]) and (parent := path[-1].parent) is not None:
             path.append(held[parent])
@@ -94,7 +99,16 @@ class KvSlots:
             room = len(self._free[rank]) + len(self._unpinned[rank])
             if blocks > room:
                 raise OutOfBlocks(f"{what}: rank {rank} needs {blocks} blocks and can free {room}")
-        return [self._take(rank) for rank in ranks]
+        slots = []
+        for rank in ranks:
+            free = self._free[rank]
+            if not free:
+                self._push_out(next(iter(self._unpinned[rank].values())))
+            slot = free.pop()
+            slot.generation += 1
+            slot.pins = 1
+            slots.append(slot)
+        return slots
 
     def has_room_without(self, pins: Counter[SlotRef], ranks: Sequence[int]) -> bool:
         """Whether `take_all` would find room if nobody held `pins`."""
@@ -106,19 +120,16 @@ class KvSlots:
             for rank, blocks in Counter(ranks).items()
         )
 
-    def _take(self, rank: int) -> Slot:
-        if not self._free[rank]:
-            self._push_out(next(iter(self._unpinned[rank].values())))
-        slot = self._free[rank].pop()
-        slot.generation += 1
-        slot.pins = 1
-        return slot
-
-    def hold(self, worker: Holder, slot: Slot, block: BlockId, parent: BlockId | None, depth: int) -> None:
-        """`slot` has the block from now on, and `worker`, which holds the parent, holds it."""
-        slot.block, slot.parent, slot.depth = block, parent, depth
-        self._copies[block].append(slot)
-        worker.hold(slot)
+    def hold(
+        self, worker: Holder, slots: Iterable[Slot], blocks: Iterable[BlockId], parent: BlockId | None, depth: int
+    ) -> None:
+        """`slots` have the blocks from now on, the first at `depth` below `parent` and each below the one before; `worker`,
+        which holds the parent, holds them."""
+        for slot, block in zip(slots, blocks, strict=True):
+            slot.block, slot.parent, slot.depth = block, parent, depth
+            self._copies[block].append(slot)
+            worker.hold(slot)
+            parent, depth = block, depth + 1
 
     def _push_out(self, victim: Slot) -> None:
         """Free the victim and everything the worker holds below it. A pinned descendant stays in its slot, stranded."""
@@ -161,12 +172,15 @@ class KvSlots:
         its children. A slot whose content never got an id is free at once."""
         for slot in reversed(slots):
             slot.pins -= 1
-            if slot.pins == 0 and slot.block is None:
+            if slot.pins:
+                continue
+            if slot.block is None:
                 self._clear(slot)
-            elif slot.pins == 0:
-                self._unpinned[slot.rank][slot.index] = slot
-                if not self._is_held(slot):
-                    self._unpinned[slot.rank].move_to_end(slot.index, last=False)
+                continue
+            unpinned = self._unpinned[slot.rank]
+            unpinned[slot.index] = slot
+            if not self._is_held(slot):
+                unpinned.move_to_end(slot.index, last=False)
 
     # --- self-check
 

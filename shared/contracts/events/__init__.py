@@ -70,9 +70,19 @@ from shared.contracts.events.workers import (
     RankAdoptedEpoch,
 )
 
+SERVING = frozenset(
+    {
+        *ENDS, RequestReceived, RequestHeld, RequestAssigned, RequestRedirected,
+        PrefillStarted, PrefillCompleted, PrefillAborted, BlocksStored, BlocksEvicted, KvHandedOff,
+    }
+)  # fmt: skip
+"""What single requests and their blocks leave in the log: nearly all of it. Folds of nodes, terms, sagas and parameters hear
+nothing of it, and deciders do not ask them."""
+
 __all__ = [
     "ENDS",
     "NODE_ENDS",
+    "SERVING",
     "AbortReason",
     "Alternative",
     "BlockDayDropped",
