@@ -20,6 +20,9 @@ from shared.contracts.ids import RequestId, WorkerId
 ANSWERS_MAX = 10_000
 """Answers that outlive their job: a router repeats a command within seconds, and 10,000 jobs take longer on any node."""
 
+_ACCEPTED = Accepted()
+"""One for all: ten thousand of its like are kept."""
+
 STREAMS_MAX = 1_024
 """Jobs of a node that may hold KV after their prefill; beyond it nothing new is accepted."""
 
@@ -66,7 +69,7 @@ class Desk:
 
     def answer_to(self, key: JobKey) -> Accepted | Refused | None:
         """What a repeated `assign` is answered; None if this is the first."""
-        return Accepted() if key in self._open else self._answers.get(key)
+        return _ACCEPTED if key in self._open else self._answers.get(key)
 
     def refusal(self, assign: Assign) -> Refused | None:
         """Why a new assignment to one of these workers cannot be queued now."""
@@ -144,7 +147,7 @@ class Desk:
             self._streams -= 1
         if self._open.pop(job.key, None) is not None:
             job.stage = Stage.ENDED
-            self._remember(job.key, Accepted())
+            self._remember(job.key, _ACCEPTED)
 
     def refuse_later(self, key: JobKey) -> None:
         """It was given up before it came. What is known keeps its answer."""

@@ -91,8 +91,7 @@ class Incarnation:
             try:
                 ending = await self._ended
             finally:
-                # However it ends, and be it by a cancelled agent: the group takes no more tasks.
-                self.serving = False
+                self.serving = False  # and if it is the agent that is cancelled: the group takes no more tasks
             watch.cancel()
             await self._bury(ending)
         serve(self.state, NO_GEOMETRY, {})
@@ -125,8 +124,7 @@ class Incarnation:
     async def _bury(self, ending: Ending) -> None:
         tell = self._logger.info if ending.abort == "draining" else self._logger.warning
         tell("ended", incarnation=self.state.incarnation, reason=ending.reason)
-        told = [(job.assign, self._streams.index(job)) for job in self.state.desk]
-        told += self.guests.told()
+        told = [*((job.assign, self._streams.index(job)) for job in self.state.desk), *self.guests.told()]
         aborted = sum(job.stage is not Stage.STREAMING for job in self.state.desk)
         said = self.ports.outbox.record(lose(self.state, ending.reason))
         for job in self.state.desk:

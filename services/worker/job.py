@@ -79,11 +79,13 @@ class Job:
     started: bool = False
     handed_off: bool = False
     fetched: Fetched | None = None
+    key: JobKey = field(init=False)
     remaining_us: int = field(init=False)
     progress: Progress = field(default_factory=Progress)
     _chain: tuple[BlockId, ...] | None = None
 
     def __post_init__(self) -> None:
+        self.key = JobKey(self.assign.request, self.assign.attempt)
         self.remaining_us = self.assign.service_us
 
     @property
@@ -95,10 +97,6 @@ class Job:
     def holds_prefill(self) -> bool:
         """Whether the KV of the finished prefill is still pinned, until it is handed off or its stream ends."""
         return self.stage is Stage.STREAMING and not self.handed_off
-
-    @property
-    def key(self) -> JobKey:
-        return JobKey(self.assign.request, self.assign.attempt)
 
     @property
     def worker(self) -> WorkerId:

@@ -1,7 +1,7 @@
 """The log of a simulation: facts get their number and are told to whoever folds them, at once or a while later."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
@@ -16,7 +16,8 @@ NO_ID = UUID(int=0)
 
 
 class _Said(NamedTuple):
-    """An `Envelope` to whoever folds it. Nothing comes from outside here, so nothing is validated."""
+    """An `Envelope` to whoever folds it, and a real one once it is copied to be written somewhere. Nothing comes from outside
+    here, so nothing is validated before."""
 
     id: UUID
     type: str
@@ -29,6 +30,9 @@ class _Said(NamedTuple):
     correlation: str | None = None
     causation: UUID | None = None
     traceparent: str | None = None
+
+    def model_copy(self, *, update: Mapping[str, Any]) -> Envelope:
+        return Envelope(**{**self._asdict(), **update})
 
 
 Fold = Callable[[Any, Stored], None]

@@ -22,7 +22,7 @@ class Rows:
     COLUMNS = ("arrival_us", "prompt_tokens", "cached_tokens", "slo_us", "ttft_us", "queue_us", "degree")
 
     def __init__(self) -> None:
-        self._columns = {name: array("q") for name in self.COLUMNS}
+        self._values = array("q")
         self.unserved = 0
         self.assignments = 0
 
@@ -33,7 +33,7 @@ class Rows:
             self.unserved += 1
             return
         self.assignments += assigned.attempt
-        values = (
+        row = (
             ended.asked.at_ns // 1_000,
             ended.asked.prompt_tokens,
             completed.cached_tokens,
@@ -42,15 +42,14 @@ class Rows:
             completed.queue_us,
             assigned.degree,
         )
-        for column, value in zip(self._columns.values(), values, strict=True):
-            column.append(value)
+        self._values.extend(row)
 
     def __len__(self) -> int:
-        return len(self._columns["ttft_us"])
+        return len(self._values) // len(self.COLUMNS)
 
     def column(self, name: str) -> Column:
         """Shape (requests,)."""
-        return np.array(self._columns[name], dtype=np.int64)
+        return np.array(self._values, dtype=np.int64)[self.COLUMNS.index(name) :: len(self.COLUMNS)]
 
 
 class Times(NamedTuple):
