@@ -8,6 +8,7 @@ from services.router.board import Board
 from services.router.placement import Placement, Question
 from shared.contracts.events import Exclusion, PricedCandidate, RequestAssigned
 from shared.contracts.ids import NodeId, RequestId, WorkerId, node_of
+from shared.contracts.made import made
 
 if TYPE_CHECKING:
     from services.router.decider import Moment, State
@@ -23,33 +24,34 @@ def assigned(
 ) -> RequestAssigned:
     placement, excluded = placed
     winner = placement.winner
-    return RequestAssigned(
-        request=request,
-        attempt=attempt,
-        worker=winner.worker,
-        degree=winner.degree,
-        decode_worker=_decode_worker(state, node_of(winner.worker)),
-        policy=placement.policy,
-        uncached_tokens=question.prompt_tokens - winner.cached_tokens,
-        cached_tokens=winner.cached_tokens,
-        service_us=winner.service_us,
-        queue_us=winner.queue_us,
-        beta=placement.beta,
-        lam=placement.lam,
-        load=placement.load,
-        ratio=winner.ratio,
-        preferred_degree=placement.preferred_degree,
-        candidates=placement.candidates,
-        excluded=dict(excluded),
-        price_digest=placement.prices.digest(moment.digest_version),
-        digest_version=moment.digest_version,
-        fetch_from=winner.fetch_from,
-        fetch_blocks=_fetch_blocks(state.board, winner),
-        parameters_version=state.parameters.version,
-        coefficients_version=state.coefficients.version,
-        seen_seq=moment.seen_seq,
-        now_ns=moment.now_ns,
-    )
+    fields = {
+        "request": request,
+        "attempt": attempt,
+        "worker": winner.worker,
+        "degree": winner.degree,
+        "decode_worker": _decode_worker(state, node_of(winner.worker)),
+        "policy": placement.policy,
+        "uncached_tokens": question.prompt_tokens - winner.cached_tokens,
+        "cached_tokens": winner.cached_tokens,
+        "service_us": winner.service_us,
+        "queue_us": winner.queue_us,
+        "beta": placement.beta,
+        "lam": placement.lam,
+        "load": placement.load,
+        "ratio": winner.ratio,
+        "preferred_degree": placement.preferred_degree,
+        "candidates": placement.candidates,
+        "excluded": dict(excluded),
+        "price_digest": placement.prices.digest(moment.digest_version),
+        "digest_version": moment.digest_version,
+        "fetch_from": winner.fetch_from,
+        "fetch_blocks": _fetch_blocks(state.board, winner),
+        "parameters_version": state.parameters.version,
+        "coefficients_version": state.coefficients.version,
+        "seen_seq": moment.seen_seq,
+        "now_ns": moment.now_ns,
+    }
+    return made(RequestAssigned, fields)
 
 
 def _fetch_blocks(board: Board, winner: PricedCandidate) -> int:

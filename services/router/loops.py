@@ -147,7 +147,9 @@ def costs(
         degree = line_CW[DEGREE, row]
         ratio_ppm = line_CW[RATIO_PPM, row] if calibrated else PPM
         own_us = service_us(cost, degree, prompt_tokens, tokens, ratio_ppm) + read_us
-        smallest_us = service_us(cost, smallest, prompt_tokens, tokens, ratio_ppm) + read_us
+        smallest_us = own_us
+        if degree != smallest:
+            smallest_us = service_us(cost, smallest, prompt_tokens, tokens, ratio_ppm) + read_us
         work_us = max(own_us, behind_us)
         queue_us, jobs = ahead(row, work_us, ordered, now_ns, line_CW, works_NW, sums_NW, chunks_2NW)
         occupancy_us = np.int64(np.rint(lam * (degree * own_us - smallest * smallest_us)))

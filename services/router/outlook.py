@@ -77,7 +77,7 @@ def forecast(
 ) -> Priced:
     """The request at every worker, by the policy in force. Of those that may get it `smallest` is the smallest degree; it may
     read from one of `readable`."""
-    pending_OC = _options(_pending(outlook, question, cached_W))
+    pending_OC = _options(_pending(outlook, question, cached_W)) if outlook.pending.of_worker else NO_OPTIONS
     if outlook.weights.policy != "vertumnus":
         return plain(outlook, smallest, question, Ways(cached_W, pending_OC=pending_OC))
     parameters, in_flight_OC, fetch = outlook.parameters, NO_OPTIONS, NO_FETCH

@@ -102,40 +102,30 @@ class Priced(NamedTuple):
 
     def candidates(self, rows_T: Ints, trust: Callable[[WorkerId], Trust]) -> tuple[PricedCandidate, ...]:
         """These workers as they are recorded."""
-        roster, ratio_ppm_W = self.roster, self.ratio_ppm_W
+        roster, ratio_ppm_W, found = self.roster, self.ratio_ppm_W, []
         ratios_ppm = [PPM] * len(rows_T) if ratio_ppm_W is None else ratio_ppm_W[rows_T].tolist()
-        return tuple(
-            self._candidate(roster.workers[row], roster.degree_of[row], ratio_ppm, trust, *cost)
-            for row, ratio_ppm, cost in zip(
-                rows_T.tolist(), ratios_ppm, self.cost_CW[:, rows_T].T.tolist(), strict=True
-            )
-        )
-
-    def _candidate(
-        self, worker: WorkerId, degree: int, ratio_ppm: int, trust: Callable[[WorkerId], Trust],
-        kind: int, own_tokens: int, cached_tokens: int, fetch_us: int, queue_us: int, delayed_jobs: int,
-        service_us: int, occupancy_us: int, _own_us: int, price_us: int, _tie_us: int,
-    ) -> PricedCandidate:  # fmt: skip
-        """The last are in the order of the columns."""
-        more_tokens = cached_tokens - own_tokens
-        fields = {
-            "worker": worker,
-            "degree": degree,
-            "cached_tokens": cached_tokens,
-            "queue_us": queue_us,
-            "service_us": service_us,
-            "occupancy_us": occupancy_us,
-            "price_us": price_us,
-            "trust": trust(worker),
-            "in_flight_tokens": more_tokens if kind == IN_FLIGHT else 0,
-            "fetched_tokens": more_tokens if kind in READ else 0,
-            "fetch_us": fetch_us,
-            "fetch_from": self.source if kind == FETCHED else worker if kind == PENDING else None,
-            "delayed_jobs": delayed_jobs,
-            "delay_us": delayed_jobs * service_us,
-            "ratio": ratio_ppm / PPM,
-        }
-        return made(PricedCandidate, fields)
+        for row, ratio_ppm, cost in zip(rows_T.tolist(), ratios_ppm, self.cost_CW[:, rows_T].T.tolist(), strict=True):
+            kind, own_tokens, cached_tokens, fetch_us, queue_us, jobs, service_us, occupancy_us, _, price_us, _ = cost
+            worker = roster.workers[row]
+            fields = {
+                "worker": worker,
+                "degree": roster.degree_of[row],
+                "cached_tokens": cached_tokens,
+                "queue_us": queue_us,
+                "service_us": service_us,
+                "occupancy_us": occupancy_us,
+                "price_us": price_us,
+                "trust": trust(worker),
+                "in_flight_tokens": cached_tokens - own_tokens if kind == IN_FLIGHT else 0,
+                "fetched_tokens": cached_tokens - own_tokens if kind in READ else 0,
+                "fetch_us": fetch_us,
+                "fetch_from": self.source if kind == FETCHED else worker if kind == PENDING else None,
+                "delayed_jobs": jobs,
+                "delay_us": jobs * service_us,
+                "ratio": ratio_ppm / PPM,
+            }
+            found.append(made(PricedCandidate, fields))
+        return tuple(found)
 
 
 def recorded_lines(

@@ -74,7 +74,12 @@ class Pools(RuleBasedStateMachine):
         self.count += 1
         tokens, salt = prompt
         asked = arrival(f"r{self.count}", tokens, salt=salt)
-        self.fold(*receive(self.log.state, asked, Moment(self.now_ns, self.log.seq)), source=ME)
+        facts = receive(self.log.state, asked, Moment(self.now_ns, self.log.seq))
+        for each in facts:
+            valid = type(each).model_validate(each.model_dump())
+            assert valid == each, "what is made without being validated is not what is valid"
+            assert valid.model_dump_json() == each.model_dump_json()
+        self.fold(*facts, source=ME)
 
     @rule(seconds=st.sampled_from((0.05, 1.0, 4.0, 12.0, -2.0)))
     def pass_time(self, seconds: float) -> None:
