@@ -22,12 +22,12 @@ class System(NamedTuple):
 
 
 @contextmanager
-def modelled(speedup: int) -> Iterator[System]:
+def modelled(speedup: int, **settings: str) -> Iterator[System]:
     """One whose engine is so many times as fast as life; it and its data are gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="vertumnus-bench-") as directory:
         Path(directory).chmod(0o711)
         command = [sys.executable, *UP, "--data-dir", directory]
-        environment = {**os.environ, "VERTUMNUS_SPEEDUP": str(speedup)}
+        environment = {**os.environ, "VERTUMNUS_SPEEDUP": str(speedup), **settings}
         up = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
             assert up.stdout is not None

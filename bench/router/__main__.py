@@ -7,7 +7,7 @@ environment of its own, which needs little else of this project:
     build/peers/bin/pip install ai-dynamo-runtime==1.6.1 pydantic numpy orjson sglang-router==0.3.2 smg==1.13.0
     build/peers/bin/python -m bench.router match
 
-`placements` asks a router that runs (`vertumnus up --engine modelled`). `proxy --peers build/peers` starts everything itself.
+`placements --peers build/peers` and `proxy --peers build/peers` start all that they ask, ours and the others.
 """
 
 import argparse
@@ -20,9 +20,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("match", "apply", "memory", "decision", "placements", "proxy"))
     parser.add_argument("--blocks", type=int, default=10_000_000, help="of memory")
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the router that placements asks")
     parser.add_argument("--prompt-tokens", type=int, default=65_536, help="of placements")
-    parser.add_argument("--peers", type=Path, help="of proxy: the environment that has the other routers")
+    parser.add_argument(
+        "--peers", type=Path, help="the environment that has the other routers, of placements and proxy"
+    )
     options = parser.parse_args()
     match options.what:
         case "match":
@@ -36,7 +37,7 @@ def main() -> None:
         case "proxy":
             proxy.proxy(options.peers)
         case _:
-            placements.placements(options.url, options.prompt_tokens)
+            placements.placements(options.peers, options.prompt_tokens)
 
 
 if __name__ == "__main__":

@@ -8,38 +8,34 @@ it would have had to make of the text; the others do not tokenise. Bodies have t
 
 import asyncio
 import json
-import os
 import random
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from http.client import HTTPConnection
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
 
+from bench.router.serving import connected, free_port, post, served
 from bench.router.timing import HEADING, of
 from bench.running import modelled
 
 SIZES = (1 << 10, 32 << 10, 256 << 10)
 ROUNDS = 100
 CLIENTS, TOGETHER = 16, 600
-READY_S_MAX = 60.0
 SPEEDUP = 1_000
 
 
 class Target(NamedTuple):
-    """Somebody to be asked: where, by what model's name, with text or with token ids, and by which process."""
+    """Somebody to be asked: where, which process, by what model's name, with text or with token ids."""
 
     url: str
+    pid: int
     model: str
     text: bool
-    pid: int
 
     def body(self, size: int, chance: random.Random, stream: bool) -> bytes:
         """A completion's, of that many bytes or a few fewer; no two are alike."""
@@ -57,15 +53,15 @@ def proxy(peers: Path | None) -> None:
     with ExitStack() as stack:
         targets: dict[str, Target] = {}
         if peers is not None:
-            upstream = stack.enter_context(_served(_upstream()))
-            targets["engine, asked directly"] = upstream
-            for name, command in _peers(peers, upstream.url).items():
-                targets[name] = stack.enter_context(_served(command))
+            url, pid = stack.enter_context(served(_upstream(), _answers))
+            targets["engine, asked directly"] = Target(url, pid, "m", True)
+            for name, command in _peers(peers, url).items():
+                targets[name] = Target(*stack.enter_context(served(command, _answers)), model="m", text=True)
         system = stack.enter_context(modelled(SPEEDUP))
         [router] = [
             child.pid for child in psutil.Process(system.pid).children() if "services.router" in child.cmdline()
         ]
-        targets["vertumnus"] = Target(system.told["api_url"].removesuffix("/v1"), "modelled", False, router)
+        targets["vertumnus"] = Target(system.told["api_url"].removesuffix("/v1"), router, "modelled", False)
         for stream in (False, True):
             for size in SIZES:
                 print(f"\n{size >> 10} KiB bodies, {'streamed' if stream else 'whole'} answers\n{HEADING}")
@@ -77,19 +73,17 @@ def proxy(peers: Path | None) -> None:
 
 
 def _one_at_a_time(targets: Mapping[str, Target], size: int, stream: bool) -> None:
-    connections = {name: HTTPConnection(urlsplit(target.url).netloc) for name, target in targets.items()}
+    connections = {name: connected(target.url) for name, target in targets.items()}
     taken: dict[str, list[int]] = {name: [] for name in targets}
     chance = random.Random(size)
     for _ in range(ROUNDS):
         for name, target in targets.items():
             body = target.body(size, chance, stream)
             began = time.perf_counter_ns()
-            connections[name].request("POST", "/v1/completions", body, {"content-type": "application/json"})
-            answer = connections[name].getresponse()
-            content = answer.read()
+            status, content = post(connections[name], "/v1/completions", body)
             taken[name].append(time.perf_counter_ns() - began)
-            if answer.status != 200:
-                raise SystemExit(f"{name}: {answer.status} {content[:500]!r}")
+            if status != 200:
+                raise SystemExit(f"{name}: {status} {content[:500]!r}")
     for name, each in taken.items():
         print(f"{name:40} {of(each)}")
 
@@ -123,48 +117,13 @@ def _upstream() -> list[str]:
 
 def _peers(folder: Path, upstream: str) -> dict[str, list[str]]:
     urls, python = ["--worker-urls", upstream], str(folder / "bin/python")
-    metrics = ["--prometheus-port", str(_free_port())], ["--prometheus-port", str(_free_port())]
+    metrics = ["--prometheus-port", str(free_port())], ["--prometheus-port", str(free_port())]
     return {
         "sglang-router": [python, "-m", "sglang_router.launch_router", *urls, *metrics[0], "--port"],
         "smg": [str(folder / "bin/smg"), "launch", *urls, *metrics[1], "--port"],
     }
 
 
-@contextmanager
-def _served(command: list[str]) -> Iterator[Target]:
-    """A server that is told its port last, once it answers completions."""
-    port = _free_port()
-    process = subprocess.Popen(
-        [*command, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ}
-    )
-    target = Target(f"http://127.0.0.1:{port}", "m", True, process.pid)
-    try:
-        _await(target, process)
-        yield target
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _await(target: Target, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + READY_S_MAX
-    while time.monotonic() < deadline and process.poll() is None:
-        connection = HTTPConnection(urlsplit(target.url).netloc)
-        try:
-            body = target.body(SIZES[0], random.Random(0), stream=False)
-            connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            pass
-        finally:
-            connection.close()
-        time.sleep(0.2)
-    raise SystemExit(f"{process.args!r} does not answer")
-
-
-def _free_port() -> int:
-    """The routers take no 0."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+def _answers(url: str) -> bool:
+    body = Target(url, 0, "m", True).body(SIZES[0], random.Random(0), stream=False)
+    return post(connected(url), "/v1/completions", body)[0] == 200
