@@ -25,7 +25,9 @@ BLOCKS = CAPACITY_TOKENS // PAGE_TOKENS
 WORKER = Group(0, 1)
 
 
-def settings_for(model: Path, running: Running, units: int = 1, decode: Sequence[Running] = ()) -> SglangSettings:
+def settings_for(
+    model: Path, running: Running, units: int = 1, decode: Sequence[Running] = (), blocks: int = BLOCKS
+) -> SglangSettings:
     """Of one server, and decode servers if there are any. Everybody is patient on a busy machine."""
     return SglangSettings(
         model_dir=model,
@@ -35,7 +37,7 @@ def settings_for(model: Path, running: Running, units: int = 1, decode: Sequence
         decode=tuple(DecodeAddress(url=each.url) for each in decode),
         adaptive=units > 1,
         block_tokens=PAGE_TOKENS,
-        blocks_per_rank=BLOCKS,
+        blocks_per_rank=blocks,
         context_tokens_max=CONTEXT_TOKENS,
         silence_s=600.0,
         start_limit_s=60.0,

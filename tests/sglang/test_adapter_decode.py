@@ -13,7 +13,7 @@ from services.worker.engine.protocol import EngineError, PrefillStep, Sampling
 from services.worker.engine.sglang.engine import SglangEngine
 from shared.runtime.clock import SystemClock
 from tests.sglang.adapter_requests import ON_REAL_SERVERS, WORKER, generate, item, one, prompt, settings_for
-from tests.support.adapter_servers import DECODE, PREFILL, Running, server
+from tests.support.adapter_servers import DECODE, PREFILL, Running, launched, wait_up
 
 pytestmark = ON_REAL_SERVERS
 
@@ -21,20 +21,17 @@ DEADLINE_S = 300
 
 
 @pytest.fixture(scope="module")
-def prefill_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with server(model, tmp_path_factory.mktemp("logs") / "prefill.log", *PREFILL) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def decode_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with server(model, tmp_path_factory.mktemp("logs") / "decode.log", *DECODE) as running:
-        yield running
+def servers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Running]]:
+    """Prefill and decode."""
+    logs = tmp_path_factory.mktemp("logs")
+    with launched(model, logs / "prefill", *PREFILL) as prefill, launched(model, logs / "decode", *DECODE) as decode:
+        wait_up(prefill, decode)
+        yield prefill, decode
 
 
 @pytest.fixture
-async def engine(model: Path, prefill_server: Running, decode_server: Running) -> AsyncIterator[SglangEngine]:
-    settings = settings_for(model, prefill_server, decode=[decode_server])
+async def engine(model: Path, servers: tuple[Running, Running]) -> AsyncIterator[SglangEngine]:
+    settings = settings_for(model, servers[0], decode=servers[1:])
     engine = SglangEngine(settings, SystemClock(), random.SystemRandom())
     await engine.start()
     await engine.adopt(1, (1,))
@@ -76,7 +73,9 @@ async def test_requests_of_a_step_go_over_side_by_side(engine: SglangEngine) -> 
         assert [result.first_token.token, *[token.token async for token in rest]] == expected
 
 
-async def test_a_decode_server_that_dies_breaks_its_stream_off(engine: SglangEngine, decode_server: Running) -> None:
+async def test_a_decode_server_that_dies_breaks_its_stream_off(
+    engine: SglangEngine, servers: tuple[Running, Running]
+) -> None:
     """The last test of the module: it takes the decode server with it. With no other one left, the engine ends."""
     endless = item("endless", prompt(40, 30), new_tokens=3_000)
     first = await one(engine, endless)
@@ -84,7 +83,7 @@ async def test_a_decode_server_that_dies_breaks_its_stream_off(engine: SglangEng
     await engine.hand_off(endless.request)
     tokens = engine.decode(endless.request, first.first_token.token, 2_999, frozenset(), Sampling())
     await anext(tokens)
-    os.killpg(decode_server.pid, signal.SIGKILL)
+    os.killpg(servers[1].pid, signal.SIGKILL)
     with pytest.raises(EngineError):
         async for _ in tokens:
             pass

@@ -1,119 +1,191 @@
-"""An OpenAI client, router, agent and real SGLang server, with a merge and a split in between, and a record that verifies.
+"""An OpenAI client, router, agent, a prefill server that changes its degree, and a decode server that is never told.
 
-Everything is real: `vertumnus up` with NATS, Postgres and five services, and a server whose two units may be grouped."""
+Everything is real: `vertumnus up` with NATS, Postgres and five services, the two servers, and their transfer engine. Faults are
+made inside the prefill server, on demand (`deploy/sglang-cpu`). The tests follow each other on one pool, whose record verifies
+after all of it."""
 
 import json
 import os
-import subprocess
-import sys
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
-import openai
+import httpx
 import pytest
 
-from tests.sglang.adapter_requests import BLOCKS, ON_REAL_SERVERS
-from tests.support.adapter_servers import PAGE_TOKENS, Running, server
-from tests.support.up import Up
+from tests.sglang.adapter_requests import ON_REAL_SERVERS
+from tests.sglang.pool import NODE, POLLS, TRIES, Pool, settings_of
+from tests.sglang.traffic import mixed_prompts
+from tests.support.adapter_servers import DECODE, PREFILL, Running, has_ended, launched, log_of, wait_up
+from tests.support.switching_servers import fault, wait_ended
 
 pytestmark = ON_REAL_SERVERS
 
-ROOT = Path(__file__).parents[2]
-POLLS = 10
-TRIES = 10
-"""The controller allows a switch two seconds, which a machine that is busy with others may need several tries for."""
+UNITS = 4
+ONES = "1,1,1,1"
+AT_ONCE = 4
+
+
+class World:
+    """Two servers and a pool on them."""
+
+    def __init__(self, model: Path, directory: Path, stack: ExitStack) -> None:
+        self._model, self._directory, self._stack = model, directory, stack
+        self.faults = directory / "faults"
+        self.faults.mkdir()
+        self.prefill = self._prefill(0)
+        self.decode = stack.enter_context(launched(model, directory / "decode.log", *DECODE))
+        wait_up(self.prefill, self.decode)
+        self.environment = settings_of(self.prefill, UNITS, [self.decode])
+        self.pool = Pool(directory / "data", model, ONES, self.environment)
+        stack.callback(self.end)
+        self.prompts = mixed_prompts(8, seed=21)
+        self.expected = self.pool.answers(self.prompts)
+
+    def _prefill(self, life: int, port: int | None = None) -> Running:
+        return self._stack.enter_context(
+            launched(
+                self._model,
+                self._directory / f"prefill-{life}.log",
+                *PREFILL,
+                units=UNITS,
+                environment={"VERTUMNUS_SGLANG_FAULTS": str(self.faults)},
+                port=port,
+            )
+        )
+
+    def ask(self, composition: str, holds: Callable[[], bool]) -> None:
+        """Ask for a composition until something has come of it inside the server: a busy one may not be ready in time."""
+        for _ in range(TRIES):
+            self.pool.run("reconfigure", NODE, composition, check=False)
+            for _ in range(POLLS):
+                if holds():
+                    return
+                time.sleep(1.0)
+        raise AssertionError(f"nothing came of {composition} in {TRIES} tries")
+
+    def aborted(self) -> Callable[[], bool]:
+        """Whether a vote has gone against a switch from now on."""
+        before = log_of(self.prefill).count(": abort")
+        return lambda: log_of(self.prefill).count(": abort") > before
+
+    def replace_prefill(self) -> None:
+        """A server has died, and whoever keeps it starts it again; the node comes back by itself."""
+        wait_ended(self.prefill)
+        life = int(self.pool.node()["incarnation"])
+        self.prefill = self._prefill(life, urlsplit(self.prefill.url).port)
+        wait_up(self.prefill)
+        self.pool.wait_life(life + 1)
+        assert self.pool.answers(self.prompts) == self.expected
+
+    def pid(self, unit: int) -> int:
+        """Of the process of a unit."""
+        states = httpx.get(f"{self.prefill.url}/server_info", timeout=300).json()["internal_states"]
+        (pid,) = [each["vertumnus"]["pid"] for each in states if each["vertumnus"]["unit"] == unit]
+        return int(pid)
+
+    def end(self) -> None:
+        """Safe to repeat."""
+        if self.pool.up.process.poll() is None:
+            self.pool.up.end()
 
 
 @pytest.fixture(scope="module")
-def switching_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with server(model, tmp_path_factory.mktemp("logs") / "switching.log", units=2) as running:
-        yield running
-
-
-class System:
-    """A running `vertumnus up`, and its clients."""
-
-    def __init__(self, directory: Path, model: Path) -> None:
-        self._directory = directory
-        self.up = Up(directory, "--engine", "sglang", "--model", str(model), "--composition", "1,1", python_path=ROOT)
-        printed = self.up.ready()
-        self.client = openai.OpenAI(base_url=printed["api_url"], api_key="none", max_retries=0, timeout=600)
-        self.model = self.client.models.list().data[0].id
-
-    def stream(self, prompt: list[int]) -> tuple[list[int], int]:
-        """Greedy tokens of a streamed completion, and how many tokens of the prompt were cached."""
-        tokens: list[int] = []
-        cached = 0
-        chunks = self.client.completions.create(
-            model=self.model,
-            prompt=prompt,
-            max_tokens=8,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body={"return_token_ids": True, "ignore_eos": True},
-        )
-        for chunk in chunks:
-            for choice in chunk.choices:
-                tokens += choice.token_ids or []  # type: ignore[attr-defined]
-            if chunk.usage is not None and chunk.usage.prompt_tokens_details is not None:
-                cached = chunk.usage.prompt_tokens_details.cached_tokens or 0
-        return tokens, cached
-
-    def reconfigure(self, composition: str) -> None:
-        """Until it is so."""
-        for _ in range(TRIES):
-            self.run("reconfigure", "n0", composition)
-            for _ in range(POLLS):
-                if self.composition() == composition:
-                    return
-                time.sleep(1.0)
-        raise AssertionError(f"{composition} was not committed in {TRIES} tries")
-
-    def composition(self) -> str:
-        told = json.loads(self.run("status", "--json"))
-        (node,) = told["nodes"]
-        return ",".join(map(str, node["composition"]))
-
-    def run(self, *words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", "from cli.main import app; app()", *words],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "VERTUMNUS_DATA_DIR": str(self._directory)},
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == 0 or words[0] == "reconfigure", f"{words}: {done.stdout}{done.stderr}"
-        return done.stdout
+def world(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with ExitStack() as stack:
+        yield World(model, tmp_path_factory.mktemp("world"), stack)
 
 
 @pytest.fixture
-def system(tmp_path: Path, model: Path, switching_server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[System]:
-    servers = [{"url": switching_server.url, "degree": 2}]
-    for name, value in {
-        "SGLANG_SERVERS": json.dumps(servers),
-        "SGLANG_ADAPTIVE": "true",
-        "BLOCK_TOKENS": str(PAGE_TOKENS),
-        "BLOCKS_PER_RANK": str(BLOCKS),
-        "CONTEXT_TOKENS_MAX": "4096",
-        "HUNG_STEP_S_MIN": "600",
-    }.items():
-        monkeypatch.setenv(f"VERTUMNUS_{name}", value)
-    system = System(tmp_path / "data", model)
-    yield system
-    system.up.end()
+def pool(world: World) -> Pool:
+    return world.pool
 
 
-def test_answers_stay_the_same_through_a_merge_and_a_split_and_the_record_verifies(system: System) -> None:
-    prompts = [[(7 * number + position) % 200 for position in range(40 + 60 * number)] for number in range(6)]
-    before = [system.stream(prompt)[0] for prompt in prompts]
-    assert all(len(tokens) == 8 for tokens in before)
-    system.reconfigure("2")
-    merged = [system.stream(prompt) for prompt in prompts]
-    assert [tokens for tokens, _ in merged] == before
-    system.reconfigure("1,1")
-    after = [system.stream(prompt) for prompt in prompts]
-    assert [tokens for tokens, _ in after] == before
-    assert any(cached for _, cached in after), "a split keeps every prefix"
-    system.run("verify")
+def test_answers_stay_the_same_through_splits_and_merges_under_traffic(world: World, pool: Pool) -> None:
+    assert all(len(tokens) == 8 for tokens in world.expected)
+    assert len({tuple(tokens) for tokens in world.expected}) > 4
+    for composition in ("2,2", "4", "2,1,1", ONES):
+        with ThreadPoolExecutor(AT_ONCE) as clients:
+            answers = clients.map(pool.stream, world.prompts)
+            pool.reconfigure(composition)
+            assert [tokens for tokens, _ in answers] == world.expected, composition
+    assert any(pool.stream(prompt)[1] for prompt in world.prompts), "a split keeps every prefix"
+
+
+def test_a_unit_that_is_not_ready_stops_a_switch(world: World, pool: Pool) -> None:
+    with fault(world.faults, "refuse-2"):
+        reason = pool.refused("4")
+    assert "not ready" in reason or "took longer" in reason, "of a machine that is busy with others"
+    assert (pool.composition(), pool.answers(world.prompts)) == (ONES, world.expected)
+
+
+@pytest.mark.parametrize(("before", "after", "against"), [(ONES, "2,2", 1), ("2,2", "4", 3)])
+def test_a_vote_against_it_leaves_everybody_where_they_were(
+    world: World, pool: Pool, before: str, after: str, against: int
+) -> None:
+    """A leader's vote, and a follower's."""
+    pool.reconfigure(before)
+    with fault(world.faults, f"vote-no-{against}"):
+        world.ask(after, world.aborted())
+    assert (pool.composition(), pool.answers(world.prompts)) == (before, world.expected)
+    pool.reconfigure(after)
+    assert pool.answers(world.prompts) == world.expected
+
+
+def test_a_unit_that_stops_before_it_votes_costs_one_switch(world: World, pool: Pool) -> None:
+    pool.reconfigure(ONES)
+    pid = world.pid(3)
+    try:
+        with fault(world.faults, "stop-3"):
+            world.ask("1,1,2", world.aborted())
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert (pool.composition(), pool.answers(world.prompts)) == (ONES, world.expected)
+    assert pool.node()["incarnation"] == 1
+    pool.reconfigure("1,1,2")
+    assert pool.answers(world.prompts) == world.expected
+
+
+def test_a_rank_that_dies_in_a_commit_costs_the_node_one_life(world: World, pool: Pool) -> None:
+    pool.reconfigure(ONES)
+    with fault(world.faults, "die-1"):
+        world.ask("4", lambda: has_ended(world.prefill))
+    world.replace_prefill()
+
+
+def test_a_follower_that_dies_in_a_merged_group_costs_the_node_one_life(world: World, pool: Pool) -> None:
+    pool.reconfigure("4")
+    os.kill(world.pid(2), signal.SIGKILL)
+    world.replace_prefill()
+
+
+def test_doctor_finds_both_servers_fit(world: World, pool: Pool, model: Path) -> None:
+    found = json.loads(pool.run("doctor", "--sglang", "--json", "--model", str(model), check=False))
+    checks = {each["name"]: each for each in found}
+    assert checks["SGLang prefill"]["ok"], checks
+    assert checks["SGLang decode"]["ok"], checks
+
+
+def test_the_record_explains_and_verifies(world: World, pool: Pool) -> None:
+    pool.stream(world.prompts[0])
+    told = json.loads(pool.run("explain", pool.last_id, "--json"))
+    assert told["end"]["type"] == "request-completed"
+    assert len(told["attempts"]) == 1
+    assert pool.last_id in pool.run("explain", pool.last_id)
+    pool.run("events", "audit")
+    pool.run("verify")
+
+
+def test_a_profile_is_measured_at_every_degree(world: World, pool: Pool, model: Path, tmp_path: Path) -> None:
+    """The last test of the module: the servers are the profile's alone."""
+    world.end()
+    pool.run(
+        *("profile", "--engine", "sglang", "--model", str(model), "--out", str(tmp_path / "profile.json")),
+        *("--degrees", "1,2,4", "--lengths", "64,256", "--hit-ratios", "0,0.5", "--repeats", "1", "--warmups", "0"),
+    )
+    profile = json.loads((tmp_path / "profile.json").read_text())
+    assert {point["degree"] for point in profile["points"]} == {1, 2, 4}

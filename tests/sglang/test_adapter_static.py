@@ -38,7 +38,7 @@ from tests.sglang.adapter_requests import (
     prompt,
     settings_for,
 )
-from tests.support.adapter_servers import Running, server
+from tests.support.adapter_servers import KV_PORTS, START_LIMIT_S, Running, command_of, environment_of, free_ports
 
 pytestmark = ON_REAL_SERVERS
 
@@ -219,11 +219,21 @@ async def test_a_server_of_another_kind_is_refused_with_every_reason(model: Path
         assert words in str(refused.value)
 
 
-async def test_a_server_that_dies_ends_the_engine_and_everything_on_it(model: Path, tmp_path: Path) -> None:
-    with server(model, tmp_path / "mortal.log") as running:
-        engine = SglangEngine(settings_for(model, running), SystemClock(), random.SystemRandom())
+async def test_a_server_that_dies_ends_the_engine_that_launched_it_and_everything_on_it(model: Path) -> None:
+    port = free_ports(2 + 3 * KV_PORTS)
+    variables = (f"{name}={value}" for name, value in environment_of(1).items())
+    settings = replace(
+        settings_for(model, Running(f"http://127.0.0.1:{port}", 0, port + 1, Path())),
+        launch=("env", "-i", *variables, *command_of(model, port)),
+        start_limit_s=START_LIMIT_S,
+    )
+    engine = SglangEngine(settings, SystemClock(), random.SystemRandom())
+    try:
         await engine.start()
         await engine.adopt(1, (1,))
+        assert engine._fleet._process is not None
+        server = engine._fleet._process._process
+        assert server is not None
         streaming, running_long = item("streaming", prompt(40, 40), new_tokens=3_000), item("long", prompt(4_000, 41))
         first = await one(engine, streaming)
         assert first.first_token is not None
@@ -232,7 +242,7 @@ async def test_a_server_that_dies_ends_the_engine_and_everything_on_it(model: Pa
         await anext(tokens)
         step = asyncio.create_task(one(engine, running_long))
         await asyncio.sleep(0.05)
-        os.killpg(running.pid, signal.SIGKILL)
+        os.killpg(server.pid, signal.SIGKILL)
         assert await asyncio.wait_for(engine.wait_died(), 60)
         with pytest.raises(EngineDied):
             await step
@@ -240,4 +250,6 @@ async def test_a_server_that_dies_ends_the_engine_and_everything_on_it(model: Pa
             async for _ in tokens:
                 pass
         assert not engine.health().ok
+    finally:
         await engine.close()
+    assert server.returncode == -signal.SIGKILL

@@ -21,8 +21,8 @@ from tests.sglang.chain import NEW_TOKENS, PATIENT, check_everywhere, check_grou
 from tests.sglang.kv_listener import Listener
 from tests.sglang.traffic import mixed_prompts, random_prompt
 from tests.support import adapter_servers
-from tests.support.adapter_servers import PAGE_TOKENS, Running
-from tests.support.switching_servers import client, fault, generate, log_of, wait_ended, wait_logged
+from tests.support.adapter_servers import PAGE_TOKENS, Running, log_of
+from tests.support.switching_servers import client, fault, generate, wait_ended, wait_logged
 
 pytestmark = ON_REAL_SERVERS
 

@@ -11,7 +11,7 @@ from tests.sglang.adapter_requests import ON_REAL_SERVERS
 from tests.sglang.chain import NEW_TOKENS, check_everywhere, expected, travel
 from tests.sglang.conftest import HEADS
 from tests.sglang.traffic import mixed_prompts, random_prompt
-from tests.support.adapter_servers import Running, server
+from tests.support.adapter_servers import Running, launched, wait_up
 from tests.support.switching_servers import client, generate
 from tests.support.tiny_models import write_tiny_model
 
@@ -27,7 +27,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running,
         tmp_path_factory.mktemp("models") / "moe", "qwen3_moe", context=4096, mlp_only_layers=[], **HEADS
     )
     directory = tmp_path_factory.mktemp("moe")
-    with server(model, directory / "fixed") as fixed, server(model, directory / "switching", units=4) as switching:
+    with launched(model, directory / "fixed") as fixed, launched(model, directory / "switching", units=4) as switching:
+        wait_up(fixed, switching)
         yield fixed, switching
 
 

@@ -13,7 +13,7 @@ from shared.model.lattice import Composition
 from tests.sglang.adapter_requests import ON_REAL_SERVERS
 from tests.sglang.chain import NEW_TOKENS, check_groups, expected, switched
 from tests.sglang.traffic import mixed_prompts
-from tests.support.adapter_servers import DECODE, PREFILL, Running, server
+from tests.support.adapter_servers import DECODE, PREFILL, Running, launched, wait_up
 from tests.support.switching_servers import client, generate
 
 pytestmark = ON_REAL_SERVERS
@@ -25,18 +25,20 @@ ROOMS = count(1)
 
 
 @pytest.fixture(scope="module")
-def prefill_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with server(model, tmp_path_factory.mktemp("pd") / "prefill", *PREFILL, units=2) as running:
-        yield running
+def servers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Running, Running]]:
+    """Prefill, decode, and the one to compare with."""
+    logs = tmp_path_factory.mktemp("logs")
+    with (
+        launched(model, logs / "prefill", *PREFILL, units=2) as prefill,
+        launched(model, logs / "decode", *DECODE) as decode,
+        launched(model, logs / "fixed") as fixed,
+    ):
+        wait_up(prefill, decode, fixed)
+        yield prefill, decode, fixed
 
 
-@pytest.fixture(scope="module")
-def decode_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with server(model, tmp_path_factory.mktemp("pd") / "decode", *DECODE) as running:
-        yield running
-
-
-async def test_decode_never_notices(prefill_server: Running, decode_server: Running, fixed_server: Running) -> None:
+async def test_decode_never_notices(servers: tuple[Running, Running, Running]) -> None:
+    prefill_server, decode_server, fixed_server = servers
     async with (
         client(prefill_server.url) as prefill,
         client(decode_server.url) as decode,

@@ -72,7 +72,22 @@ def server(
 ) -> Iterator[Running]:
     """A server with `arguments` besides the usual ones, up when the block begins and gone when it ends. With several units
     it has our plug-in, and is launched with each of them on its own."""
-    port = free_ports(2 + 3 * KV_PORTS)
+    with launched(model, log, *arguments, units=units, environment=environment) as running:
+        wait_up(running)
+        yield running
+
+
+@contextmanager
+def launched(
+    model: Path,
+    log: Path,
+    *arguments: str,
+    units: int = 1,
+    environment: dict[str, str] | None = None,
+    port: int | None = None,
+) -> Iterator[Running]:
+    """As `server`, but others may start beside it until `wait_up`. `port` is that of a server whose place it takes."""
+    port = port or free_ports(2 + 3 * KV_PORTS)
     command = command_of(model, port, *(switching_arguments(units) if units > 1 else ()), *arguments)
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -83,12 +98,40 @@ def server(
             env=environment_of(units) | (environment or {}),
         )
     try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_until_up(url, process, log)
-        yield Running(url, process.pid, port + 1, log)
+        yield Running(f"http://127.0.0.1:{port}", process.pid, port + 1, log)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def wait_up(*started: Running) -> None:
+    """Until each of them serves."""
+    deadline = time.monotonic() + START_LIMIT_S
+    for running in started:
+        while not _serves(running):
+            assert not has_ended(running), f"the server has ended:\n{log_of(running)[-3000:]}"
+            assert time.monotonic() < deadline, f"not up within {START_LIMIT_S:g} s:\n{log_of(running)[-3000:]}"
+            time.sleep(0.5)
+
+
+def _serves(running: Running) -> bool:
+    try:
+        # `/health` generates a token, so that everything a request needs has run once.
+        return httpx.get(f"{running.url}/health", timeout=30).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def has_ended(running: Running) -> bool:
+    """A zombie has ended: its parent, who started it, reads that later."""
+    try:
+        return Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def log_of(running: Running) -> str:
+    return running.log.read_text(errors="replace")
 
 
 def command_of(model: Path, port: int, *arguments: str) -> Sequence[str]:
@@ -145,17 +188,3 @@ def environment_of(units: int) -> dict[str, str]:
             "MC_FORCE_TCP": "1",
         }
     )
-
-
-def _wait_until_up(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, f"the server ended with {process.returncode}:\n{log.read_text()[-3000:]}"
-        try:
-            # `/health` generates a token, so that everything a request needs has run once.
-            if httpx.get(f"{url}/health", timeout=30).status_code == httpx.codes.OK:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.5)
-    raise AssertionError(f"the server was not up within {START_LIMIT_S:g} s:\n{log.read_text()[-3000:]}")

@@ -9,14 +9,10 @@ from typing import Any
 
 import httpx
 
-from tests.support.adapter_servers import Running
+from tests.support.adapter_servers import Running, has_ended, log_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 300.0
-
-
-def log_of(running: Running) -> str:
-    return running.log.read_text(errors="replace")
 
 
 def wait_logged(running: Running, text: str) -> None:
@@ -24,15 +20,7 @@ def wait_logged(running: Running, text: str) -> None:
 
 
 def wait_ended(running: Running) -> None:
-    """A zombie has ended: its parent, who started it, reads that later."""
-
-    def ended() -> bool:
-        try:
-            return Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except FileNotFoundError:
-            return True
-
-    _wait(ended, "the end of the server")
+    _wait(lambda: has_ended(running), "the end of the server")
 
 
 def _wait(holds: Any, what: str) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,19 @@ STOP_LIMIT_S = 90
 class Up:
     """One run of the command on `directory`, with the modelled engine unless the options say otherwise."""
 
-    def __init__(self, directory: Path, *options: str, python_path: Path | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        python_path: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.directory = directory
         arguments = ["up", "--json", "--data-dir", str(directory), "--engine", "modelled", *options]
         extra = {} if python_path is None else {"PYTHONPATH": str(python_path)}
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from cli.main import app; app()", *arguments],
-            env={**os.environ, **extra},
+            env={**os.environ, **(environment or {}), **extra},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -11,7 +11,7 @@ PLUGIN = "services.worker.engine.sglang.plugin."
 
 class Faults:
     """`refuse`: the rank answers `prepare` with no. `vote-no`: it votes against a commit. `die`: it kills itself before it
-    votes."""
+    votes. `stop`: it stops before it votes, until somebody continues it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -28,6 +28,8 @@ class Faults:
     def vote(self, original: Callable[..., None], ballot: Any, rank: int, offer: Any) -> None:
         if self._is("die", rank):
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._is("stop", rank):
+            os.kill(os.getpid(), signal.SIGSTOP)
         original(ballot, rank, None if self._is("vote-no", rank) else offer)
 
     def _is(self, fault: str, rank: int) -> bool:

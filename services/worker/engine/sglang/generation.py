@@ -62,7 +62,8 @@ def body(item: PrefillItem, rid: str, unit: int | None, pairing: Pairing | None)
     if sampling.min_p:
         asked["sampling_params"]["min_p"] = sampling.min_p
     if sampling.logprobs:
-        asked |= {"return_logprob": True, "top_logprobs_num": sampling.logprobs}
+        # One more than others are wanted, as the chosen token is among them unless chance has taken a less likely one.
+        asked |= {"return_logprob": True, "top_logprobs_num": sampling.logprobs + 1}
     if unit is not None:
         asked["routed_dp_rank"] = unit
     if pairing is not None:
@@ -120,4 +121,4 @@ def _tokens(output_ids: list[int], meta: Mapping[str, Any], start: int) -> Itera
             first = output_ids[index]
             alternatives = [(int(token), float(value)) for value, token, *_ in others[index] or ()]
             likely = [each for each in alternatives if each[0] != first]
-            yield Token(first, ((first, float(chosen[index][0])), *likely))
+            yield Token(first, ((first, float(chosen[index][0])), *likely[: max(0, len(alternatives) - 1)]))

@@ -79,9 +79,9 @@ class SglangSettings:
     key: str | None = field(default=None, repr=False)
     launch: tuple[str, ...] | None = None
     start_limit_s: float = 900.0
-    drain_s: float = 2.0
+    drain_s: float = 1.5
     """For units to become idle when their geometry changes. The agent has let steps end before, so only answers that a unit
-    decodes itself are waited for, and the controller waits no longer."""
+    decodes itself are waited for. The controller allows a switch 2 s, and is to hear why there was none."""
     vote_s: float = 3.0
     """From the first unit's vote to the last: only a unit that hangs or has died takes it."""
 

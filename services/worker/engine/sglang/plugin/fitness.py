@@ -79,6 +79,12 @@ SETTINGS: Mapping[str, tuple[object, str]] = {
     "enable_dp_lm_head": (True, "else embeddings are divided among all ranks"),
     "enable_dp_attention_local_control_broadcast": (True, "else control messages are collective over all ranks"),
     "enable_hierarchical_cache": (False, "a merge does not know of blocks in host memory"),
+    "enable_unified_cache_external_linker": (
+        False,
+        "a merge does not know of what it loads and writes meanwhile",
+    ),
+    "enable_lmcache": (False, "its cache is not the prefix tree that a merge rebuilds"),
+    "enable_flexkv": (False, "its cache is not the prefix tree that a merge rebuilds"),
     "enable_kv_cache_sharding": (False, "KV would not be whole on each rank, and a split would have to move it"),
     "enable_prefill_delayer": (False, "it gathers over all ranks in each step"),
     "enable_symm_mem": (False, "its buffers belong to the launch's groups"),

@@ -24,10 +24,16 @@ class Bystander:
 
 
 def choose_sender(
-    original: Callable[..., None], sender: Any, manager: Any, address: Any, room: int, *more: Any, **named: Any
+    original: Callable[..., None],
+    sender: Any,
+    mgr: Any,
+    bootstrap_addr: str,
+    bootstrap_room: int,
+    *more: Any,
+    **named: Any,
 ) -> None:
-    """Around `CommonKVSender.__init__`."""
+    """Around `CommonKVSender.__init__`, which is called with these names as well as without."""
     parallel = get_parallel()
-    if parallel.attn_cp_size > 1 and room % parallel.num_dp_ranks != manager.attn_dp_rank:
-        manager = Bystander(manager)
-    original(sender, manager, address, room, *more, **named)
+    if parallel.attn_cp_size > 1 and bootstrap_room % parallel.num_dp_ranks != mgr.attn_dp_rank:
+        mgr = Bystander(mgr)
+    original(sender, mgr, bootstrap_addr, bootstrap_room, *more, **named)

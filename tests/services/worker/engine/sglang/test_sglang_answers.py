@@ -30,7 +30,7 @@ def test_bodies_are_those_that_a_server_took() -> None:
     assert without_tokens(body(item("a", 83), "a", None, None)) == asked("cold")
     streamed = item("c", 83, then=Continuation(6, frozenset(), 0))
     assert without_tokens(body(streamed, "c", None, None)) == asked("stream")
-    assert without_tokens(body(item("e", 83, sampling=Sampling(logprobs=2)), "e", None, None)) == asked("logprobs")
+    assert without_tokens(body(item("e", 83, sampling=Sampling(logprobs=1)), "e", None, None)) == asked("logprobs")
 
 
 def test_what_leaves_tokens_out_is_told_where_it_was_asked_for() -> None:

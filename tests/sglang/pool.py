@@ -1,0 +1,131 @@
+"""A running `vertumnus up` on SGLang servers, and what a client and an operator do with it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from tests.sglang.adapter_requests import BLOCKS, CONTEXT_TOKENS
+from tests.support.adapter_servers import PAGE_TOKENS, Running
+from tests.support.up import Up
+
+ROOT = Path(__file__).parents[2]
+NODE = "n0"
+NEW_TOKENS = 8
+POLLS, TRIES = 10, 30
+"""The controller allows a switch two seconds, which a machine that is busy with others may need several tries for."""
+
+BACK_S = 1_800.0
+"""For a server to be started again on such a machine."""
+
+
+def settings_of(prefill: Running, units: int, decode: Sequence[Running] = ()) -> dict[str, str]:
+    """The environment of the pool's services."""
+    address = {"url": prefill.url, "degree": units} | ({"bootstrap_port": prefill.bootstrap_port} if decode else {})
+    named = {
+        "SGLANG_SERVERS": json.dumps([address]),
+        "SGLANG_DECODE": json.dumps([{"url": each.url} for each in decode]),
+        "SGLANG_ADAPTIVE": "true",
+        "BLOCK_TOKENS": str(PAGE_TOKENS),
+        "BLOCKS_PER_RANK": str(BLOCKS),
+        "CONTEXT_TOKENS_MAX": str(CONTEXT_TOKENS),
+        "HUNG_STEP_S_MIN": "600",
+    }
+    return {f"VERTUMNUS_{name}": value for name, value in named.items()}
+
+
+class Pool:
+    """`environment` is that of every command."""
+
+    def __init__(self, directory: Path, model: Path, composition: str, environment: dict[str, str]) -> None:
+        self._environment = environment | {"PYTHONPATH": str(ROOT), "VERTUMNUS_DATA_DIR": str(directory)}
+        options = ("--engine", "sglang", "--model", str(model), "--composition", composition)
+        self.up = Up(directory, *options, environment=self._environment)
+        self.api_url = self.up.ready()["api_url"]
+        self.client = openai.OpenAI(base_url=self.api_url, api_key="none", max_retries=0, timeout=600)
+        self.model = self.client.models.list().data[0].id
+        self.last_id = ""
+
+    def stream(self, prompt: list[int]) -> tuple[list[int], int]:
+        """Greedy tokens of a streamed completion, and how many tokens of the prompt were cached."""
+        tokens: list[int] = []
+        cached = 0
+        chunks = self.client.completions.create(
+            model=self.model,
+            prompt=prompt,
+            max_tokens=NEW_TOKENS,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"return_token_ids": True, "ignore_eos": True},
+        )
+        for chunk in chunks:
+            self.last_id = chunk.id
+            for choice in chunk.choices:
+                tokens += choice.token_ids or []  # type: ignore[attr-defined]
+            if chunk.usage is not None and chunk.usage.prompt_tokens_details is not None:
+                cached = chunk.usage.prompt_tokens_details.cached_tokens or 0
+        return tokens, cached
+
+    def answers(self, prompts: Sequence[list[int]]) -> list[list[int]]:
+        """The tokens after each prompt, one after the other."""
+        return [self.stream(prompt)[0] for prompt in prompts]
+
+    def reconfigure(self, composition: str) -> None:
+        """Until it is so."""
+        for _ in range(TRIES):
+            self.run("reconfigure", NODE, composition, check=False)
+            for _ in range(POLLS):
+                if self.composition() == composition:
+                    return
+                time.sleep(1.0)
+        raise AssertionError(f"{composition} was not committed in {TRIES} tries")
+
+    def refused(self, composition: str) -> str:
+        """Ask once for a composition, and why the record says that it was aborted."""
+        before = len(self._aborts())
+        self.run("reconfigure", NODE, composition)
+        deadline = time.monotonic() + BACK_S
+        while time.monotonic() < deadline:
+            if len(aborts := self._aborts()) > before:
+                return str(aborts[-1]["data"]["reason"])
+            time.sleep(0.5)
+        raise AssertionError("neither committed nor aborted")
+
+    def _aborts(self) -> list[dict[str, Any]]:
+        lines = self.run("events", "tail", "--type", "epoch-aborted", "-n", "1000000", "--json").splitlines()
+        return [json.loads(line) for line in lines]
+
+    def node(self) -> dict[str, Any]:
+        """What the record says of the node."""
+        told: dict[str, Any] = json.loads(self.run("status", "--json", check=False))
+        (node,) = told["nodes"]
+        return dict(node)
+
+    def composition(self) -> str:
+        return ",".join(map(str, self.node()["composition"]))
+
+    def wait_life(self, incarnation: int) -> None:
+        """Until the node lives its life number `incarnation`."""
+        deadline = time.monotonic() + BACK_S
+        while not ((node := self.node())["alive"] and node["incarnation"] >= incarnation):
+            assert time.monotonic() < deadline, node
+            time.sleep(1.0)
+
+    def run(self, *words: str, check: bool = True) -> str:
+        """What a command prints."""
+        done = subprocess.run(
+            [sys.executable, "-c", "from cli.main import app; app()", *words],
+            env=os.environ | self._environment,
+            capture_output=True,
+            text=True,
+            timeout=1_200,
+        )
+        assert done.returncode == 0 or not check, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout
