@@ -5,6 +5,7 @@ import os
 import random
 import signal
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,13 +54,24 @@ async def test_a_request_is_decoded_elsewhere_and_its_prefix_found_again(engine:
     assert await engine.hand_off(again.request) == handed_off
 
 
-async def test_a_prompt_that_nobody_decodes_needs_no_decode_server(engine: SglangEngine) -> None:
-    """As a chunk of one, or to replicate a prefix."""
-    result = await one(engine, item("alone", prompt(83, 2)))
+async def test_what_nobody_decodes_is_kept_as_well(engine: SglangEngine) -> None:
+    """A prefix that is replicated, and each chunk of a prompt."""
+    alone = item("alone", prompt(83, 2))
+    result = await one(engine, alone)
     assert (result.computed_tokens, result.stored.blocks) == (83, 5)
     assert result.first_token is not None
     with pytest.raises(EngineError):
         await engine.hand_off(result.request)
+    assert (await one(engine, item("again", alone.tokens))).cached_tokens == 80
+    cut = item("cut", prompt(100, 3), new_tokens=8)
+    chunks = [await one(engine, replace(cut, until=until)) for until in (32, 64)]
+    assert [(each.cached_tokens, each.computed_tokens, each.stored.blocks) for each in chunks] == [
+        (0, 32, 2),
+        (32, 32, 2),
+    ]
+    assert (await one(engine, cut)).cached_tokens == 64
+    await engine.hand_off(cut.request)
+    engine.cancel(cut.request)
 
 
 async def test_requests_of_a_step_go_over_side_by_side(engine: SglangEngine) -> None:

@@ -6,9 +6,6 @@ from typing import Any, NamedTuple
 from services.worker.engine.protocol import EngineError, PrefillItem, Token
 from services.worker.engine.sglang.page_hashes import salt_of
 
-NOBODY = "2.2.2.2"
-"""The bootstrap host that tells a prefill server that no decode server takes part (SGLang's `FAKE_BOOTSTRAP_HOST`)."""
-
 ROOMS = 2**62
 """Bootstrap rooms are drawn below this: SGLang takes numbers up to 2^63, and a room is rounded to its rank."""
 

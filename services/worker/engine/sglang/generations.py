@@ -5,7 +5,9 @@ its tokens wait until they are: at most `new_tokens_max` of them.
 
     one server         the stream of one request: its first part ends the prefill
     prefill + decode   both are asked at the same time, with a room number that is theirs alone; the prefill server answers with
-                       the first token when the KV has gone over, and the decode server streams that token and all others
+                       the first token when the KV has gone over, and the decode server streams that token and all others.
+                       So also what nobody decodes, such as a chunk: of a request without a decode server
+                       (`FAKE_BOOTSTRAP_HOST`) a prefill server keeps no page
 """
 
 import asyncio
@@ -16,7 +18,7 @@ from typing import Any
 
 from services.worker.engine.protocol import EngineError, PrefillItem, Token
 from services.worker.engine.sglang.fleet import Fleet, Place
-from services.worker.engine.sglang.generation import NOBODY, ROOMS, Answers, Pairing, Part, body, room_for
+from services.worker.engine.sglang.generation import ROOMS, Answers, Pairing, Part, body, room_for
 from services.worker.engine.sglang.server import Server, ServerLost
 from services.worker.engine.sglang.settings import SglangSettings
 from services.worker.engine.sglang.unit_cache import UnitCache
@@ -150,13 +152,13 @@ class Generations:
     async def _disaggregated(self, generation: Generation) -> Part:
         item, place = generation.item, generation.place
         drawn = room_for(self._chance.randrange(ROOMS), place.unit, self._settings.units)
-        if item.then is None or item.until is not None:
-            return await self._whole(generation, body(item, generation.rid, place.unit, Pairing(NOBODY, 0, drawn)))
-        rank = self._decode_rank(item.then.decode_rank)
+        then = item.then if item.until is None else None
+        rank = self._decode_rank(drawn % len(self._fleet.decode) if then is None else then.decode_rank)
         pairing = Pairing(*self._bootstrap(place.server), drawn)
-        asked = body(item, generation.rid, None, pairing)
-        decode = generation.stream = self._stream(self._fleet.decode[rank], generation.rid, asked)
-        generation.decode_rank = rank
+        asked = body(item, generation.rid, None, pairing) | {"stream": True}
+        decode = self._stream(self._fleet.decode[rank], generation.rid, asked)
+        if then is not None:
+            generation.stream, generation.decode_rank = decode, rank
         prefill = asyncio.create_task(
             self._whole(generation, body(item, generation.rid, place.unit, pairing) | {"stream": False})
         )
@@ -169,6 +171,8 @@ class Generations:
         finally:
             prefill.cancel()
             failing.cancel()
+            if then is None:
+                self._fleet.spawn(decode.stop())
 
     async def _decode_fails(self, decode: TokenStream, rank: int) -> EngineError | None:
         """Why there will be no token, as soon as that is known; None once there is one."""

@@ -18,7 +18,8 @@ from tests.services.worker.engine.sglang.recordings import recorded
 class Replay:
     """`asked` are the bodies that came, `aborted` the requests that were to end, `probed` whether it was well at each probe.
     `broken_after` cuts streams off after so many parts, as a server does that dies; one that is `full` takes no request. `boot`
-    is added to the start-up times, so that another number is another life. `events_host` is where it says that it publishes."""
+    is added to the start-up times, so that another number is another life. `events_host` is where it says that it publishes,
+    `mode` what it says to be."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -29,6 +30,7 @@ class Replay:
         self.full = False
         self.events_host = "*"
         self.boot = 0.0
+        self.mode = "null"
         self.buffer: list[list[bytes]] = []
         self.replays: list[int] = []
         self.url = ""
@@ -59,7 +61,9 @@ class Replay:
         }
         published = {key: value for key, value in told["kv_events"].items() if not key.startswith("load")}
         times = {**told["startup_time"], "scheduler_e2e": told["startup_time"]["scheduler_e2e"] + self.boot}
-        return JSONResponse({**told, "startup_time": times, "kv_events": {**published, **events}})
+        return JSONResponse(
+            {**told, "startup_time": times, "kv_events": {**published, **events}, "disaggregation_mode": self.mode}
+        )
 
     async def _generate(self, request: Request) -> Response:
         body = await request.json()

@@ -1,4 +1,4 @@
-"""When a decode server is given up, and when the engine with it: probes of a local server (`replaying`), one at a time."""
+"""How a decode server takes part, when it is given up, and when the engine with it: on local servers (`replaying`)."""
 
 import asyncio
 import random
@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from services.worker.engine.continuation import Continuation
+from services.worker.engine.protocol import EngineError, PrefillStep
 from services.worker.engine.sglang.engine import SglangEngine
 from services.worker.engine.sglang.fleet import Fleet
 from services.worker.engine.sglang.health import UNANSWERED_MAX
 from services.worker.engine.sglang.settings import DecodeAddress, ServerAddress, SglangSettings
+from shared.model.lattice import Group
 from shared.runtime.clock import SystemClock
+from tests.services.worker.engine.sglang.recordings import item
 from tests.services.worker.engine.sglang.replaying import Replay, replaying
 from tests.support.tiny_models import write_tiny_model
 
@@ -45,23 +49,55 @@ class Watched:
         raise AssertionError("no probe comes")
 
 
+def settings_of(model: Path, decode: Replay, prefill_url: str, context_tokens: int) -> SglangSettings:
+    """One prefill server and one that decodes for it."""
+    return SglangSettings(
+        model_dir=model,
+        servers=(ServerAddress(url=prefill_url, degree=1, bootstrap_port=8998),),
+        decode=(DecodeAddress(url=decode.url),),
+        adaptive=False,
+        block_tokens=16,
+        blocks_per_rank=300,
+        context_tokens_max=context_tokens,
+        silence_s=60.0,
+    )
+
+
 @pytest.fixture
 async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
     model = write_tiny_model(tmp_path / "tiny-qwen3", "qwen3")
     async with replaying() as server:
-        settings = SglangSettings(
-            model_dir=model,
-            servers=(ServerAddress(url="http://n:1", degree=1, bootstrap_port=8998),),
-            decode=(DecodeAddress(url=server.url),),
-            adaptive=False,
-            block_tokens=16,
-            blocks_per_rank=300,
-            context_tokens_max=512,
-            silence_s=60.0,
-        )
         clock = Beats()
-        engine = SglangEngine(settings, clock, random.Random(1))
+        engine = SglangEngine(settings_of(model, server, "http://n:1", 512), clock, random.Random(1))
         yield Watched(engine._fleet, clock, server)
+        await engine.close()
+
+
+async def test_a_prefill_and_its_decode_meet_in_a_room_of_their_own(tmp_path: Path) -> None:
+    """What somebody decodes, a chunk, and a prefix for its blocks alone: a server keeps no page that goes nowhere."""
+    model = write_tiny_model(tmp_path / "tiny-qwen3", "qwen3", context=4096)
+    async with replaying() as prefill, replaying() as decode:
+        prefill.mode, decode.mode = "prefill", "decode"
+        engine = SglangEngine(settings_of(model, decode, prefill.url, 4_096), SystemClock(), random.Random(1))
+        await engine.start()
+        await engine.adopt(1, (1,))
+        then = Continuation(6, frozenset(), 0)
+        asked = (item("whole", 83, then=then), item("cut", 83, then=then, until=32), item("alone", 83))
+        for each in asked:
+            await engine.prefill(PrefillStep(1, Group(0, 1), (each,)))
+        for each, there, here in zip(asked, prefill.asked, decode.asked, strict=True):
+            assert here["rid"] == there["rid"]
+            assert here["rid"].startswith(f"{each.request}-")
+            assert {here[name] for name in ("bootstrap_host", "bootstrap_port")} == {"127.0.0.1", 8998}
+            assert here["bootstrap_room"] == there["bootstrap_room"]
+            assert (there["stream"], here["stream"]) == (False, True)
+            assert len(there["input_ids"]) == len(here["input_ids"]) == (each.until or 83)
+        assert [each["sampling_params"]["max_new_tokens"] for each in decode.asked] == [6, 1, 1]
+        assert len({each["bootstrap_room"] for each in decode.asked}) == 3
+        assert (await engine.hand_off(asked[0].request)).bytes > 0
+        for each in asked[1:]:
+            with pytest.raises(EngineError):
+                await engine.hand_off(each.request)
         await engine.close()
 
 
