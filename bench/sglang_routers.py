@@ -34,7 +34,9 @@ from rich.table import Table
 from shared.runtime.clock import SystemClock
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
-COUNTED = {"prompt": "sglang:prompt_tokens_total", "cached": "sglang:cached_tokens_total"}
+COUNTED = re.compile(r'^sglang:prefill_effective_tokens_total{.*mode="(input|device_hit)".*} (\S+)$', re.MULTILINE)
+"""Computed and cached tokens of prompts."""
+
 READY_S_MAX = 600.0
 ANSWER_TOKENS = 16
 
@@ -44,14 +46,14 @@ class Found:
     """What one router came to. `answers` are the texts after each prompt of a part of them."""
 
     ttft_s: list[float] = field(default_factory=list)
-    prompt_tokens: list[float] = field(default_factory=list)
+    computed_tokens: list[float] = field(default_factory=list)
     cached_tokens: list[float] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
 
     @property
     def hit_rate(self) -> float:
         """Of all prompt tokens."""
-        return sum(self.cached_tokens) / sum(self.prompt_tokens)
+        return sum(self.cached_tokens) / (sum(self.cached_tokens) + sum(self.computed_tokens))
 
 
 def prompts_of(options: argparse.Namespace, seed: int) -> list[str]:
@@ -149,13 +151,13 @@ class Client:
 
 
 async def counted(servers: Sequence[str]) -> dict[str, float]:
-    """Prompt and cached tokens of all servers so far."""
-    totals = dict.fromkeys(COUNTED, 0.0)
+    """Computed and cached tokens of all servers so far."""
+    totals = {"input": 0.0, "device_hit": 0.0}
     async with httpx.AsyncClient(timeout=READY_S_MAX) as http:
         for url in servers:
             text = (await http.get(f"{url}/metrics")).raise_for_status().text
-            for name, metric in COUNTED.items():
-                totals[name] += sum(float(each) for each in re.findall(rf"^{metric}{{.*?}} (\S+)$", text, re.MULTILINE))
+            for mode, value in COUNTED.findall(text):
+                totals[mode] += float(value)
     return totals
 
 
@@ -180,8 +182,8 @@ async def measure(router: Client, prompts: Sequence[str], options: argparse.Name
 
     await asyncio.gather(*(one_after_the_other() for _ in range(options.clients)))
     after = await counted(options.servers)
-    found.prompt_tokens.append(after["prompt"] - before["prompt"])
-    found.cached_tokens.append(after["cached"] - before["cached"])
+    found.computed_tokens.append(after["input"] - before["input"])
+    found.cached_tokens.append(after["device_hit"] - before["device_hit"])
 
 
 async def answers(router: Client, prompts: Sequence[str], found: Found) -> None:
