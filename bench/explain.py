@@ -1,8 +1,8 @@
 """How long `vertumnus explain` takes in a large record: `python -m bench.explain --events 10000000`. Starts a Postgres.
 
 Two thousand requests of a simulated pool are recorded as the ledger records them. The rest is filler that Postgres makes
-itself, behind them in the log: rows that have places, types, correlations and read models of their own, and short bytes. A
-row of filler takes about half a kilobyte of disk with its indexes.
+itself, behind them in the log: rows that have places, types, correlations and read models of their own, ids that rise as those
+of events do, and short bytes. A row of filler takes about half a kilobyte of disk with its indexes.
 """
 
 import argparse
@@ -35,11 +35,12 @@ ASKED = 200
 BATCH_EVENTS = 1_000
 FILLER_ROWS = 500_000
 """A statement. One in eight is a block event."""
+LARGE_ROWS = 10_000
 
 _COLUMNS = "log, stream_seq, id, type, version, pool, source, source_seq, time_ns, correlation, causation, raw, chain"
 _FILLER = f"""
 INSERT INTO {{table}} ({_COLUMNS}{{day_column}})
-SELECT $1, n, gen_random_uuid(), '{{type}}', 1, 'bench', 'filler', n, n, 'filler-' || n / 8, NULL, '\\x00',
+SELECT $1, n, lpad(to_hex(n), 32, '0')::uuid, '{{type}}', 1, 'bench', 'filler', n, n, 'filler-' || n / 8, NULL, '\\x00',
        decode(repeat('00', 32), 'hex'){{day}}
 FROM generate_series($2::bigint, $3::bigint) AS n WHERE (n % 8 = 0) = {{is_block}}
 """
@@ -74,20 +75,22 @@ def main() -> None:
 
 
 async def measure(url: str, events: int, requests: int = REQUESTS, asked: int = ASKED) -> dict[str, Any]:
-    """Times in milliseconds, connecting included; `scanned` names the questions that read a whole table."""
+    """Times in milliseconds, connecting included; `scanned` names the questions that would read a whole table of the log, and
+    every large table that was read as a whole meanwhile."""
     recorded = await write(url, life(pool(1), requests))
     await fill(url, recorded, events)
     chance, times = Random(1), list[float]()
     connection = await database.connect(url)
     names = [row["request"] for row in await connection.fetch("SELECT request FROM requests WHERE source IS NOT NULL")]
     stored = sum([await connection.fetchval(f"SELECT count(*) FROM {each}") for each in ("decisions", "block_events")])
-    scanned = await whole_tables(connection)
-    await connection.close()
+    scanned, before = await whole_tables(connection), await whole_reads(connection)
     for _ in range(asked):
         begun = time.perf_counter()
         told = await explain(url, chance.choice(names), recompute=False)
         times.append((time.perf_counter() - begun) * 1e3)
         assert told.attempts, "every request of the simulation was placed"
+    scanned += [table for table, reads in (await whole_reads(connection)).items() if reads > before.get(table, 0)]
+    await connection.close()
     cuts = statistics.quantiles(times, n=100)
     return {
         "events_stored": stored,
@@ -138,6 +141,14 @@ async def whole_tables(connection: Any) -> list[str]:
             if any(f"Seq Scan on {large} " in f"{row[0]} " for row in plan):
                 found.append(f"{what} in {table}")
     return found
+
+
+async def whole_reads(connection: Any) -> dict[str, int]:
+    """How often each table of more than `LARGE_ROWS` was read from end to end, by connections that have ended and this one."""
+    await connection.execute("SELECT pg_stat_force_next_flush()")
+    await connection.execute("SELECT pg_stat_clear_snapshot()")
+    sql = "SELECT relname, seq_scan FROM pg_stat_user_tables WHERE n_live_tup > $1"
+    return {row["relname"]: row["seq_scan"] for row in await connection.fetch(sql, LARGE_ROWS)}
 
 
 if __name__ == "__main__":

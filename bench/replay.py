@@ -15,7 +15,9 @@ from uuid import UUID
 
 from replay.beginnings import registration
 from replay.findings import Findings
+from replay.garbage import seldom_collected
 from replay.history import published
+from replay.parts import Part
 from replay.verifying import EVERYTHING, LogVerifier
 from services.ledger.patches import Place
 from services.ledger.readmodels import ReadModels, evolve
@@ -30,6 +32,8 @@ from simulation.policies.setup import Setup
 from simulation.workloads.generating import SHAPES, Phase, generated
 
 COST = Coefficients(version="bench", d=1e-3, a=1e-5, b=1e-6, c=4e-5, alpha=1e-9, g=1e-4)
+
+PLACEMENTS = Part(controller=False, cache_manager=False, inputs=None)
 
 REQUESTS_PER_S = 2.0
 """Sixteen GPUs are busy and keep up."""
@@ -73,11 +77,14 @@ def _begun(stored: Stored) -> EventData:
 
 
 def measure(arrivals: list[Arrival]) -> dict[str, float]:
-    """Events and placements a second."""
+    """Events and placements a second. `placements_alone`: out of the bytes, derived on the routers' folded states, with nothing
+    else along."""
     log, size = [published("bench", each) for each in arrivals], sum(len(each.raw) for each in arrivals)
     stories = [each for each in log if each is not None]
-    findings = Findings()
-    verifier = LogVerifier("bench", [found for each in stories if (found := registration(each))], EVERYTHING, findings)
+    findings, placed = Findings(), Findings()
+    begun = [found for each in stories if (found := registration(each))]
+    verifier = LogVerifier("bench", begun, EVERYTHING, findings)
+    placing = LogVerifier("bench", begun, EVERYTHING, placed, part=PLACEMENTS)
 
     def decode() -> None:
         for each in arrivals:
@@ -94,7 +101,13 @@ def measure(arrivals: list[Arrival]) -> dict[str, float]:
             verifier.fold(each)
         verifier.end()
 
-    decode_s, fold_s, verify_s = (processor_s(each) for each in (decode, fold, verify))
+    def place() -> None:
+        for each in arrivals:
+            if (story := published("bench", each)) is not None:
+                placing.fold(story)
+
+    with seldom_collected():
+        decode_s, fold_s, verify_s, place_s = (processor_s(each) for each in (decode, fold, verify, place))
     placements = findings.checked[RequestAssigned.TYPE]
     return {
         "events": len(log),
@@ -103,7 +116,8 @@ def measure(arrivals: list[Arrival]) -> dict[str, float]:
         "folded_events_per_s": round(len(log) / fold_s),
         "verified_events_per_s": round(len(log) / verify_s),
         "verified_placements_per_s": round(placements / verify_s),
-        "decisions_that_differ": findings.differing.total(),
+        "placements_alone_per_s": round(placed.checked[RequestAssigned.TYPE] / place_s),
+        "decisions_that_differ": findings.differing.total() + placed.differing.total(),
     }
 
 

@@ -91,20 +91,16 @@ async def explain(
 
     Errors: Unknown; BadState; those of `database.connect`.
     """
-    connection = await database.connect(database_url)
-    try:
-        async with connection.transaction(isolation="repeatable_read", readonly=True):
-            request, notes = await _find(connection, name)
-            told = await queries.request(connection, request)
-            assert told is not None, "what was found is in the record"
-            events = _stored(told["events"], notes)
-            if told["request"] and told["request"]["ended"] == "router-lost":
-                events += await _loss(connection, told["request"])
-            weighed = await _recomputed(connection, events, recompute, notes, progress)
-            await _note_place(connection, events, notes)
-            await _note_refits(connection, events, notes)
-    finally:
-        await connection.close()
+    async with database.view(database_url) as connection:
+        request, notes = await _find(connection, name)
+        told = await queries.request(connection, request)
+        assert told is not None, "what was found is in the record"
+        events = _stored(told["events"], notes)
+        if told["request"] and told["request"]["ended"] == "router-lost":
+            events += await _loss(connection, told["request"])
+        weighed = await _recomputed(connection, events, recompute, notes, progress)
+        await _note_place(connection, events, notes)
+        await _note_refits(connection, events, notes)
     return Explanation(
         request=request,
         log=events[0].log if events else "",

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from replay.garbage import seldom_collected
 from services.ledger import database, partial, reading, seals, snapshots
 from services.ledger.patches import Place
 from services.ledger.queries import Json
@@ -43,19 +44,16 @@ async def states(
     An instant by time ends before the first event that was sent later, behind the last snapshot that was made by then: what
     lies before that was sent before it, whatever a clock that was ahead has said. Errors: Nothing; those of `database.connect`.
     """
-    connection = await database.connect(database_url)
-    try:
-        async with connection.transaction(isolation="repeatable_read", readonly=True):
-            logs = await reading.logs(connection)
-            covered = await _covered(connection, logs)
-            if any(each.is_seq and each.number > logs[-1].stream_seq for each in instants):
-                raise Nothing(f"the record ends before that instant: {covered}")
+    async with database.view(database_url) as connection:
+        logs = await reading.logs(connection)
+        covered = await _covered(connection, logs)
+        if any(each.is_seq and each.number > logs[-1].stream_seq for each in instants):
+            raise Nothing(f"the record ends before that instant: {covered}")
+        with seldom_collected():
             told = await _Pass(connection, logs, instants, progress).run()
-            if any(not each["place"] for each in told) or _any_before(logs[0], instants, told):
-                raise Nothing(f"the record begins after that instant: {covered}")
-            return told
-    finally:
-        await connection.close()
+        if any(not each["place"] for each in told) or _any_before(logs[0], instants, told):
+            raise Nothing(f"the record begins after that instant: {covered}")
+        return told
 
 
 class _Pass:

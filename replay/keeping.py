@@ -6,7 +6,7 @@ from typing import Any
 from replay import history
 from replay.findings import Findings
 from replay.freezing import Frozen, known, read
-from replay.verifying import SEQ_MAX, LogVerifier, Span
+from replay.verifying import EVERYTHING, SEQ_MAX, LogVerifier, Span
 from services.ledger import database, partial, reading, snapshots, states
 from services.ledger.patches import Place
 from services.ledger.reading import LogInfo
@@ -15,6 +15,11 @@ from shared.runtime.states import BadState, freeze
 
 RUN_UP_EVENTS = 20_000
 """Folded before the first event of a range: more than any process lags, so nothing of the range was decided on less."""
+
+OTHER_VERSION = (
+    "this record is a part, and the state with which it begins was written by another version: read it with that one, or "
+    "export the part again with this one"
+)
 
 NOTHING = Span(from_seq=SEQ_MAX)
 
@@ -27,7 +32,10 @@ async def first(connection: Any, log: LogInfo) -> Frozen | None:
     """What a log begins with that is a part of another one; None for others. Errors: BadState."""
     if log.begins is None:
         return None
-    return read(await states.content(connection, Place(log.number, log.after_seq)))
+    try:
+        return read(await states.content(connection, Place(log.number, log.after_seq)))
+    except BadState as error:
+        raise BadState(f"{OTHER_VERSION} ({error})") from error
 
 
 async def before(connection: Any, log: LogInfo, seq: int) -> Frozen | None:
@@ -44,6 +52,14 @@ async def before(connection: Any, log: LogInfo, seq: int) -> Frozen | None:
             if found.covers(begun):
                 return found
     return await first(connection, log)
+
+
+async def since_kept(database_url: str) -> Span:
+    """What the newest log has behind the newest kept state: all of it without one. Errors: those of `database.connect`."""
+    async with database.view(database_url) as connection:
+        logs = await reading.logs(connection)
+        kept = await states.places(connection, logs[-1].number) if logs else []
+        return Span(from_seq=kept[-1] + 1) if kept else EVERYTHING
 
 
 async def for_span(connection: Any, log: LogInfo, span: Span) -> Frozen | None:
@@ -88,28 +104,22 @@ async def beginning(
 
     Errors: NoState; BadState; those of `database.connect`.
     """
-    connection = await database.connect(database_url)
-    try:
-        async with connection.transaction(isolation="repeatable_read", readonly=True):
-            logs = await reading.logs(connection)
-            if not logs:
-                raise NoState("the record is empty")
-            log = logs[-1]
-            sealed = list(await partial.sealed_places(connection, log.number, log.log))
-            bound = span.from_seq - 1
-            if not span.from_seq:
-                at = await snapshots.before_time(connection, span.from_ns)
-                bound = at.seq if at is not None and at.log == log.number else 0
-            fits = [each for each in sealed if each.seq <= bound]
-            if not fits:
-                told = f"the oldest is that at {log.log}:{sealed[0].seq}" if sealed else "there is none"
-                raise NoState(
-                    f"no sealed state lies before the range: {told}; without --from the record has its beginning"
-                )
-            place = next((each for each in reversed(fits) if each.seq <= bound - RUN_UP_EVENTS), fits[-1])
-            return place, await fold(connection, logs, place, progress)
-    finally:
-        await connection.close()
+    async with database.view(database_url) as connection:
+        logs = await reading.logs(connection)
+        if not logs:
+            raise NoState("the record is empty")
+        log = logs[-1]
+        sealed = list(await partial.sealed_places(connection, log.number, log.log))
+        bound = span.from_seq - 1
+        if not span.from_seq:
+            at = await snapshots.before_time(connection, span.from_ns)
+            bound = at.seq if at is not None and at.log == log.number else 0
+        fits = [each for each in sealed if each.seq <= bound]
+        if not fits:
+            told = f"the oldest is that at {log.log}:{sealed[0].seq}" if sealed else "there is none"
+            raise NoState(f"no sealed state lies before the range: {told}; without --from the record has its beginning")
+        place = next((each for each in reversed(fits) if each.seq <= bound - RUN_UP_EVENTS), fits[-1])
+        return place, await fold(connection, logs, place, progress)
 
 
 def check(begun: partial.Beginning, models: ReadModels) -> None:

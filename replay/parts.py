@@ -6,11 +6,11 @@ is folded as one process folds it.
 """
 
 import os
-from hashlib import blake2b
 from typing import NamedTuple
+from zlib import crc32
 
 from shared.contracts.events import LeadershipTaken
-from shared.contracts.ids import Source
+from shared.contracts.ids import RequestId, Source
 
 JOBS_OF_ITSELF = 3
 """Without being asked: one for each kind of decider."""
@@ -26,8 +26,9 @@ class Part(NamedTuple):
     of: int = 1
     controller: bool = True
     cache_manager: bool = True
-    inputs: bool = True
-    """Whether placements are checked with their recorded inputs, too."""
+    inputs: int | None = 0
+    """Which placements are checked with their recorded inputs, too: those whose number in `inputs_of` it is, or none."""
+    inputs_of: int = 1
 
     def leads(self, kind: str) -> bool:
         """Whether the decisions of the leaders belong to it whose terms begin with an event of type `kind`."""
@@ -35,9 +36,16 @@ class Part(NamedTuple):
 
     def has(self, router: Source) -> bool:
         """Whether the decisions of this router process belong to the part."""
-        if self.of == 1 or self.routers is None:
-            return self.routers is not None
-        return blake2b(router.encode(), digest_size=8).digest()[0] % self.of == self.routers
+        return self.routers is not None and _number(router, self.of) == self.routers
+
+    def checks(self, request: RequestId) -> bool:
+        """Whether the recorded inputs of this request's placements belong to the part."""
+        return self.inputs is not None and _number(request, self.inputs_of) == self.inputs
+
+
+def _number(name: str, of: int) -> int:
+    """One in `of`, the same in every process."""
+    return crc32(name.encode()) % of if of > 1 else 0
 
 
 WHOLE = Part()
@@ -48,11 +56,11 @@ def parts(jobs: int) -> list[Part]:
     if jobs == 1:
         return [WHOLE]
     if jobs == 2:
-        leaders = Part(routers=None, inputs=False)
-        return [Part(controller=False, cache_manager=False), leaders]
+        leaders = Part(routers=None, inputs=1, inputs_of=2)
+        return [Part(controller=False, cache_manager=False, inputs_of=2), leaders]
     controller = Part(routers=None, cache_manager=False)
-    manager = Part(routers=None, controller=False, inputs=False)
-    routers = [Part(number, jobs - 2, False, False, False) for number in range(jobs - 2)]
+    manager = Part(routers=None, controller=False, inputs=None)
+    routers = [Part(number, jobs - 2, False, False, None) for number in range(jobs - 2)]
     return [*routers, manager, controller]
 
 

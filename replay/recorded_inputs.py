@@ -7,13 +7,13 @@ import numpy as np
 from services.router.placement import Able, Placement, choose
 from services.router.pricing import Option, Pricing, Ways, Weights, recorded_lines
 from services.router.roster import Roster
-from shared.contracts.events import RequestAssigned
+from shared.contracts.events import PricedCandidate, RequestAssigned
 from shared.model.calibration import PPM
 from shared.model.cost import Coefficients, Ints
 from shared.model.parameters import PlacementPolicy
 
 NOTHING_W: Ints = np.zeros(0, dtype=np.int64)
-WHENCE = {"in_flight_tokens", "fetched_tokens", "fetch_from"}
+WHENCE = ("in_flight_tokens", "fetched_tokens", "fetch_from")
 """What a record says of a prefix that is no input of its price."""
 
 
@@ -61,5 +61,11 @@ def _placed_again(data: RequestAssigned, prompt_tokens: int, coefficients: Coeff
     ways = Ways(NOTHING_W, pending_OC=np.array(options, dtype=np.int64))
     able = Able(roster, roster.all_W)
     placed = choose(able, pricing.of(ways), lambda worker: recorded[roster.rows[worker]].trust, len(recorded))
-    whence = {each.worker: each.model_dump(include=WHENCE) for each in recorded}
-    return placed._replace(candidates=tuple(each.model_copy(update=whence[each.worker]) for each in placed.candidates))
+    candidates = tuple(_from_where(each, recorded[roster.rows[each.worker]]) for each in placed.candidates)
+    return placed._replace(candidates=candidates)
+
+
+def _from_where(placed: PricedCandidate, recorded: PricedCandidate) -> PricedCandidate:
+    """With what is recorded of where its prefix comes from."""
+    whence = {name: told for name in WHENCE if (told := getattr(recorded, name)) != getattr(placed, name)}
+    return placed.model_copy(update=whence) if whence else placed

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from replay import history, keeping
 from replay.findings import Findings
 from replay.freezing import Frozen, known, together
+from replay.garbage import seldom_collected
 from replay.history import Hole
 from replay.parts import Part, jobs_for, parts
 from replay.verifying import EVERYTHING, LogVerifier, Span
@@ -24,13 +25,14 @@ Progress = Callable[[int], None]
 
 class Verification(NamedTuple):
     """What was read and what was found. `begun_seq` is where the folding began, 0 for the beginning; `kept` is the state at the
-    newest seal, if it was asked for and there is one."""
+    newest seal, if it was asked for and there is one. `reached_seq` is the newest log's last sequence."""
 
     logs: int
     events: int
     findings: Findings
     begun_seq: int = 0
     kept: Frozen | None = None
+    reached_seq: int = 0
 
     @property
     def clean(self) -> bool:
@@ -66,31 +68,36 @@ async def verify(
     the newest seal for the next time. `progress` is told how many events have been folded. Errors: BadState; those of
     `database.connect`.
     """
+    async with database.view(database_url) as connection:
+        logs = await reading.logs(connection)
+        [own, *others] = parts(jobs or jobs_for(sum(log.stream_seq for log in logs)))
+        keep_at = await _newest_seal(connection, logs) if keep else 0
+        view = await connection.fetchval("SELECT pg_export_snapshot()")
+        with ExitStack() as stack:
+            processes = None
+            if others:
+                pool = ProcessPoolExecutor(len(others), mp_context=get_context("spawn"))
+                processes = stack.enter_context(pool)
+            loop = asyncio.get_running_loop()
+            asked = [_Asked(database_url, view, span, deep, part, keep_at) for part in (own, *others)]
+            found = [loop.run_in_executor(processes, _elsewhere, each) for each in asked[1:]]
+            with seldom_collected():
+                # Together: whoever fails first is heard, and the others then are as well.
+                shares = await asyncio.gather(_part(connection, logs, asked[0], progress), *found)
+    first, kept = shares[0], [each.kept for each in shares if each.kept is not None]
+    if kept:
+        state = together(kept)
+        first = first._replace(kept=state)
+        await _keep(database_url, Place(logs[-1].number, keep_at), state)
+    return first._replace(findings=Findings.together([each.findings for each in shares]))
+
+
+async def _keep(database_url: str, place: Place, kept: Frozen) -> None:
     connection = await database.connect(database_url)
     try:
-        async with connection.transaction(isolation="repeatable_read", readonly=True):
-            logs = await reading.logs(connection)
-            [own, *others] = parts(jobs or jobs_for(sum(log.stream_seq for log in logs)))
-            keep_at = await _newest_seal(connection, logs) if keep else 0
-            view = await connection.fetchval("SELECT pg_export_snapshot()")
-            with ExitStack() as stack:
-                processes = None
-                if others:
-                    pool = ProcessPoolExecutor(len(others), mp_context=get_context("spawn"))
-                    processes = stack.enter_context(pool)
-                loop = asyncio.get_running_loop()
-                asked = [_Asked(database_url, view, span, deep, part, keep_at) for part in (own, *others)]
-                found = [loop.run_in_executor(processes, _elsewhere, each) for each in asked[1:]]
-                first = await _part(connection, logs, asked[0], progress)
-                shares = [first, *await asyncio.gather(*found)]
-        kept = [each.kept for each in shares if each.kept is not None]
-        if kept:
-            place = Place(logs[-1].number, keep_at)
-            first = first._replace(kept=together(kept))
-            await states.keep(connection, place, freeze(first.kept))
+        await states.keep(connection, place, freeze(kept))
     finally:
         await connection.close()
-    return first._replace(findings=Findings.together([each.findings for each in shares]))
 
 
 async def _newest_seal(connection: Any, logs: list[LogInfo]) -> int:
@@ -100,17 +107,13 @@ async def _newest_seal(connection: Any, logs: list[LogInfo]) -> int:
 
 def _elsewhere(asked: _Asked) -> Verification:
     """In a process of its own."""
-    return asyncio.run(_on_view(asked))
+    with seldom_collected():
+        return asyncio.run(_on_view(asked))
 
 
 async def _on_view(asked: _Asked) -> Verification:
-    connection = await database.connect(asked.database_url)
-    try:
-        async with connection.transaction(isolation="repeatable_read", readonly=True):
-            await connection.execute(f"SET TRANSACTION SNAPSHOT '{asked.view}'")
-            return await _part(connection, await reading.logs(connection), asked, None)
-    finally:
-        await connection.close()
+    async with database.view(asked.database_url, asked.view) as connection:
+        return await _part(connection, await reading.logs(connection), asked, None)
 
 
 async def _part(connection: Any, logs: list[LogInfo], asked: _Asked, progress: Progress | None) -> Verification:
@@ -136,7 +139,7 @@ async def _part(connection: Any, logs: list[LogInfo], asked: _Asked, progress: P
         await kept.at_end(log.stream_seq)
         verifier.end()
         inherited = verifier.past.legacy()
-        told = told._replace(begun_seq=after_seq, kept=kept.frozen)
+        told = told._replace(begun_seq=after_seq, kept=kept.frozen, reached_seq=log.stream_seq)
     return told
 
 

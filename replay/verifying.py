@@ -120,7 +120,7 @@ class LogVerifier:
     def fold(self, stored: Stored) -> None:
         """The next event."""
         wanted = self._span.holds(stored)
-        if wanted and self._part.inputs and isinstance(stored.data, RequestAssigned):
+        if wanted and isinstance(stored.data, RequestAssigned) and self._part.checks(stored.data.request):
             self._check_inputs(stored, stored.data)
         self._routers.fold(stored, wanted)
         for each in self._leaders:

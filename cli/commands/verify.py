@@ -1,5 +1,6 @@
 """`vertumnus verify`: does every recorded decision come out again?"""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -7,6 +8,8 @@ import typer
 from cli.commands.events import EXIT_FAILED, Json, examine, run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from replay.verification import Verification
 
 From = Annotated[str | None, typer.Option("--from", metavar="SEQ|TIME", help="the first decision to compare")]
@@ -27,37 +30,74 @@ def verify(
         bool,
         typer.Option("--keep", help="keep the state at the last seal: the next --from, explain and export begin there"),
     ] = False,
+    new: Annotated[
+        bool, typer.Option("--new", help="only what came since a state was kept last: with --keep, for every hour")
+    ] = False,
+    metrics: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="write what was found for Prometheus' node exporter (NAME.prom)"),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Decide again, with the services' own code, on the states that the record gives, and compare.
 
     The range is given by sequences of the newest log, or by times (ISO 8601, UTC); what lies before it is folded all the same,
     from the beginning or from a state that was kept before.
-    Exit status 1 if a decision differs, or if there was none to check; with --chain also if the record is not whole, and then
-    nothing is decided on it.
+    Exit status 1 if a decision differs, or, but with --new, if there was none to check; with --chain also if the record is not
+    whole, and then nothing is decided on it.
     """
     from cli.events.printing import progress
     from cli.record.instants import span
     from cli.whereabouts import database_url
+    from replay.keeping import since_kept
     from replay.verification import verify as verify_record
 
     try:
         asked = span(first, last)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    if new and (first or last):
+        raise typer.BadParameter("--new is a range of its own: give it, or --from and --to")
     url = database_url()
+    if new:
+        asked = run(lambda: since_kept(url))
     if chain:
         examine(url, settled=False, json=json)
     with progress("events folded") as told:
-        found = run(lambda: verify_record(url, asked, deep=deep, jobs=jobs, keep=keep, progress=told))
+        found = _verified(
+            lambda: run(lambda: verify_record(url, asked, deep=deep, jobs=jobs, keep=keep, progress=told))
+        )
+    if metrics is not None:
+        _write_metrics(metrics, found)
     if json:
         import orjson
 
         print(orjson.dumps(_document(found)).decode())
     else:
         _print(found)
-    if not found.clean:
+    if not (found.clean or (new and found.findings.clean)):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _verified(verify: "Callable[[], Verification]") -> "Verification":
+    from concurrent.futures.process import BrokenProcessPool
+
+    try:
+        return verify()
+    except BrokenProcessPool as error:
+        typer.echo("a process of the verification was killed: for want of memory? --jobs 1 needs the least", err=True)
+        raise typer.Exit(EXIT_FAILED) from error
+
+
+def _write_metrics(file: Path, found: "Verification") -> None:
+    from cli.record import verify_metrics
+    from shared.runtime.clock import SystemClock
+
+    try:
+        verify_metrics.write(file, found, SystemClock().now_ns())
+    except OSError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(EXIT_FAILED) from error
 
 
 def _document(found: "Verification") -> dict[str, object]:
@@ -65,6 +105,7 @@ def _document(found: "Verification") -> dict[str, object]:
     return {
         "logs": found.logs,
         "events": found.events,
+        "reached_seq": found.reached_seq,
         "begun_seq": found.begun_seq,
         "kept_seq": found.kept.stream_seq if found.kept else None,
         "checked": dict(findings.checked),

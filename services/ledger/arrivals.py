@@ -46,17 +46,13 @@ async def arrivals(database_url: str, asked: Range) -> AsyncGenerator[Arrived, N
 
     Errors: those of `database.connect`.
     """
-    connection = await database.connect(database_url)
-    try:
-        async with connection.transaction(isolation="repeatable_read", readonly=True):
-            bounds = (asked.from_ns, asked.to_ns, asked.from_seq, asked.to_seq)
-            cursor = connection.cursor(ARRIVALS, *bounds, prefetch=PREFETCH, timeout=STATEMENT_LIMIT_S)
-            async for row in cursor:
-                event = record(Arrival(row["stream_seq"], row["raw"])).event
-                if event is not None and isinstance(event.data, RequestReceived):
-                    yield Arrived(event.time_ns, event.data, row["output_tokens"])
-    finally:
-        await connection.close()
+    async with database.view(database_url) as connection:
+        bounds = (asked.from_ns, asked.to_ns, asked.from_seq, asked.to_seq)
+        cursor = connection.cursor(ARRIVALS, *bounds, prefetch=PREFETCH, timeout=STATEMENT_LIMIT_S)
+        async for row in cursor:
+            event = record(Arrival(row["stream_seq"], row["raw"])).event
+            if event is not None and isinstance(event.data, RequestReceived):
+                yield Arrived(event.time_ns, event.data, row["output_tokens"])
 
 
 async def block_sizes(database_url: str) -> set[int]:

@@ -55,22 +55,18 @@ async def audit(database_url: str, *, settled: bool = False, progress: Callable[
 
     Errors: those of `database.connect`.
     """
-    connection = await database.connect(database_url)
-    try:
-        async with connection.transaction(isolation="repeatable_read", readonly=True):
-            gone = Dropped(await seals.gone_days(connection))
-            examiner = Examiner(Published(await seals.all_seals(connection)), gone)
-            for log in await reading.logs(connection):
-                examiner.begin(log)
-                async for page in reading.pages(connection, log):
-                    for row in page:
-                        examiner.row(row)
-                    if progress is not None:
-                        progress(examiner.events)
-                examiner.end()
+    async with database.view(database_url) as connection:
+        gone = Dropped(await seals.gone_days(connection))
+        examiner = Examiner(Published(await seals.all_seals(connection)), gone)
+        for log in await reading.logs(connection):
+            examiner.begin(log)
+            async for page in reading.pages(connection, log):
+                for row in page:
+                    examiner.row(row)
+                if progress is not None:
+                    progress(examiner.events)
+            examiner.end()
         return examiner.verdict(settled)
-    finally:
-        await connection.close()
 
 
 class Examiner:

@@ -1,6 +1,8 @@
 """Connections to the record's database, always as the role that may only add to it."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -45,6 +47,24 @@ async def connect(database_url: str) -> Any:
         await connection.close()
         raise SchemaMissing(REMEDY)
     return connection
+
+
+@asynccontextmanager
+async def view(database_url: str, exported: str | None = None) -> AsyncIterator[Any]:
+    """A connection on which the record stays what it is now, or what it is in a view that another one has `exported`. It only
+    reads.
+
+    Errors: those of `connect`. Those of the block come out as they are: to end the transaction on a dead connection would hide
+    them.
+    """
+    connection = await connect(database_url)
+    try:
+        await connection.transaction(isolation="repeatable_read", readonly=True).start()
+        if exported is not None:
+            await connection.execute(f"SET TRANSACTION SNAPSHOT '{exported}'")
+        yield connection
+    finally:
+        await connection.close()
 
 
 def pool(database_url: str, connections_max: int) -> Any:

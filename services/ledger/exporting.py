@@ -70,25 +70,21 @@ async def export(
     One snapshot of the database, a page at a time. Every row's link is compared on the way, so that no bundle is made which
     cannot be taken in. `progress` is told how many rows so far. Errors: NotExported; those of `database.connect`.
     """
-    connection = await database.connect(database_url)
-    try:
-        async with connection.transaction(isolation="repeatable_read", readonly=True):
-            logs = await reading.logs(connection)
-            parts = await _cut(connection, logs, to_seq, to_ns)
-            begun = await _beginning(connection, begins)
-            if begun is not None:
-                logs = [log for log in logs if log.number >= begun.place.log]
-                parts = await _behind(connection, [log for log in parts if log.number >= begun.place.log], begun)
-            gone = await _gone(connection, logs, parts)
-            pool = await connection.fetchval("SELECT pool FROM logs WHERE log = $1", parts[0].log)
-            writer = BundleWriter(file, Header(pool=pool, version=VERSION_OF_PARTS if begun else VERSION))
-            copy = _Copy(connection, writer, gone, progress, begun)
-            for part, log in zip(parts, logs, strict=False):
-                await copy.log(part, whole=part.stream_seq == log.stream_seq)
-            writer.close()
-            return Exported(len(parts), writer.rows, parts[-1].stream_seq, parts[0].after_seq)
-    finally:
-        await connection.close()
+    async with database.view(database_url) as connection:
+        logs = await reading.logs(connection)
+        parts = await _cut(connection, logs, to_seq, to_ns)
+        begun = await _beginning(connection, begins)
+        if begun is not None:
+            logs = [log for log in logs if log.number >= begun.place.log]
+            parts = await _behind(connection, [log for log in parts if log.number >= begun.place.log], begun)
+        gone = await _gone(connection, logs, parts)
+        pool = await connection.fetchval("SELECT pool FROM logs WHERE log = $1", parts[0].log)
+        writer = BundleWriter(file, Header(pool=pool, version=VERSION_OF_PARTS if begun else VERSION))
+        copy = _Copy(connection, writer, gone, progress, begun)
+        for part, log in zip(parts, logs, strict=False):
+            await copy.log(part, whole=part.stream_seq == log.stream_seq)
+        writer.close()
+        return Exported(len(parts), writer.rows, parts[-1].stream_seq, parts[0].after_seq)
 
 
 class _Copy:

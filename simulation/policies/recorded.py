@@ -236,24 +236,20 @@ async def recorded_run(database_url: str, span: Span, progress: Callable[[int], 
 
     Errors: NoRun; BadState; those of `database.connect`.
     """
-    connection = await database.connect(database_url)
-    try:
-        async with connection.transaction(isolation="repeatable_read", readonly=True):
-            logs = await reading.logs(connection)
-            if not logs:
-                raise NoRun("the record is empty")
-            newest = logs[-1]
-            frozen = await keeping.first(connection, newest)
-            begun = known(frozen, await history.registrations(connection, newest.log))
-            models = {each.source: model for each in begun if (model := each.begun.cost_model()) is not None}
-            run, events = Run(span, models), 0
-            for inherited in await history.inherited(connection, logs, newest):
-                run.fold(inherited)
-            async for page in history.pages(connection, newest):
-                for stored in page:
-                    run.fold(stored)
-                events += len(page)
-                progress(events)
-            return run.recorded()
-    finally:
-        await connection.close()
+    async with database.view(database_url) as connection:
+        logs = await reading.logs(connection)
+        if not logs:
+            raise NoRun("the record is empty")
+        newest = logs[-1]
+        frozen = await keeping.first(connection, newest)
+        begun = known(frozen, await history.registrations(connection, newest.log))
+        models = {each.source: model for each in begun if (model := each.begun.cost_model()) is not None}
+        run, events = Run(span, models), 0
+        for inherited in await history.inherited(connection, logs, newest):
+            run.fold(inherited)
+        async for page in history.pages(connection, newest):
+            for stored in page:
+                run.fold(stored)
+            events += len(page)
+            progress(events)
+        return run.recorded()

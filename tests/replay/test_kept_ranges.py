@@ -1,0 +1,70 @@
+"""What was kept last time spares the next time; and what another version has kept is not in the way."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import orjson
+import pytest
+
+from services.ledger.database import driver_url
+from tests.replay.test_parts_of_records import record, vertumnus
+from tests.services.ledger.record_writer import RecordWriter
+
+
+async def test_what_is_new_is_verified_and_told_to_prometheus(
+    writer: RecordWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replay.keeping.RUN_UP_EVENTS", 0)
+    *_, third = await record(writer)
+    file = tmp_path / "verify.prom"
+    arguments = ("verify", "--new", "--keep", "--json", "--metrics", str(file))
+    whole, since = [json.loads(await vertumnus(writer.url, *arguments)) for _ in range(2)]
+    assert (whole["begun_seq"], whole["kept_seq"]) == (0, third)
+    assert since["begun_seq"] == third
+    assert 0 < sum(since["checked"].values()) < sum(whole["checked"].values())
+    samples = dict(line.rsplit(" ", 1) for line in file.read_text().splitlines() if not line.startswith("#"))
+    assert float(samples["vertumnus_verify_last_sequence"]) == writer.checkpoint.stream_seq == since["reached_seq"]
+    assert float(samples["vertumnus_verify_checked_decisions"]) == sum(since["checked"].values())
+    assert float(samples["vertumnus_verify_differing_decisions"]) == 0
+    assert float(samples["vertumnus_verify_timestamp_seconds"]) > 1e9
+    refused = await vertumnus(writer.url, "verify", "--new", "--from", "5", status=2)
+    assert "--new is a range of its own" in refused
+    nowhere = await vertumnus(writer.url, "verify", "--metrics", str(tmp_path / "no" / "where.prom"), status=1)
+    assert "No such file" in nowhere
+
+
+async def of_another_version(url: str) -> None:
+    """Let the kept states have been written when a class had another field."""
+    owner = await asyncpg.connect(driver_url(url))
+    for row in await owner.fetch("SELECT log, stream_seq, content FROM states"):
+        document: dict[str, Any] = orjson.loads(row["content"])
+        document["classes"]["replay.freezing:Frozen"].append("of_old")
+        changed = orjson.dumps(document)
+        await owner.execute(
+            "UPDATE states SET content = $3 WHERE log = $1 AND stream_seq = $2", row["log"], row["stream_seq"], changed
+        )
+    await owner.close()
+
+
+async def test_what_another_version_has_kept_is_passed_over(
+    writer: RecordWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replay.keeping.RUN_UP_EVENTS", 0)
+    *_, third = await record(writer)
+    await vertumnus(writer.url, "verify", "--keep")
+    await of_another_version(writer.url)
+    told = json.loads(await vertumnus(writer.url, "verify", "--from", str(third + 1), "--json"))
+    assert (told["begun_seq"], told["differing"]) == (0, {})
+
+
+async def test_a_part_of_another_version_says_what_to_do(writer: RecordWriter, elsewhere: str, tmp_path: Path) -> None:
+    _, second, _ = await record(writer)
+    file = str(tmp_path / "incident")
+    await vertumnus(writer.url, "ledger", "export", file, "--from", str(second + 5))
+    await vertumnus(elsewhere, "ledger", "import", file)
+    await of_another_version(elsewhere)
+    refused = await vertumnus(elsewhere, "verify", status=1)
+    assert "was written by another version" in refused
+    assert "export the part again" in refused
