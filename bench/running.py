@@ -1,4 +1,4 @@
-"""The whole system with the modelled engine, as `vertumnus up` starts it, for benches that ask it over HTTP."""
+"""The whole system, as `vertumnus up` starts it, for benches that ask it over HTTP."""
 
 import json
 import os
@@ -6,11 +6,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-UP = ("-c", "from cli.main import app; app()", "up", "--json", "--engine", "modelled")
+UP = ("-c", "from cli.main import app; app()", "up", "--json")
 
 
 class System(NamedTuple):
@@ -22,12 +22,12 @@ class System(NamedTuple):
 
 
 @contextmanager
-def modelled(speedup: int, **settings: str) -> Iterator[System]:
-    """One whose engine is so many times as fast as life; it and its data are gone afterwards."""
+def system(*options: str, **settings: str) -> Iterator[System]:
+    """One that is started with these options and environment variables; it and its data are gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="vertumnus-bench-") as directory:
         Path(directory).chmod(0o711)
-        command = [sys.executable, *UP, "--data-dir", directory]
-        environment = {**os.environ, "VERTUMNUS_SPEEDUP": str(speedup), **settings}
+        command = [sys.executable, *UP, *options, "--data-dir", directory]
+        environment = {**os.environ, **settings}
         up = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
             assert up.stdout is not None
@@ -36,3 +36,8 @@ def modelled(speedup: int, **settings: str) -> Iterator[System]:
         finally:
             up.terminate()
             up.wait()
+
+
+def modelled(speedup: int, **settings: str) -> AbstractContextManager[System]:
+    """One whose engine is modelled and so many times as fast as life."""
+    return system("--engine", "modelled", VERTUMNUS_SPEEDUP=str(speedup), **settings)

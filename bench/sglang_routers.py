@@ -13,15 +13,10 @@ completion of one token. Only figures of one run are comparable: what else the m
 import argparse
 import asyncio
 import json
-import os
 import re
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -31,6 +26,8 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from bench.router.serving import connected, free_port, served
+from bench.running import System, system
 from shared.runtime.clock import SystemClock
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
@@ -68,30 +65,7 @@ def prompts_of(options: argparse.Namespace, seed: int) -> list[str]:
     return [chance.choices(prefixes, weights)[0] + text(chance.randint(20, 120)) for _ in range(options.requests)]
 
 
-@contextmanager
-def ended(command: Sequence[str], log: Path, **more: Any) -> Iterator["subprocess.Popen[str]"]:
-    """A process that is gone when the block is."""
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stderr=output, text=True, **({"stdout": output} | more))
-        try:
-            yield process
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def peer(options: argparse.Namespace, module: Sequence[str], home: Path, stack: ExitStack) -> str:
-    """Start sglang-router or smg with the defaults of its command line."""
-    port, metrics = free_port(), free_port()
-    command = (
-        *(str(options.peers / "bin/python"), "-m", *module, "--host", "127.0.0.1", "--port", str(port)),
-        *("--prometheus-port", str(metrics), "--worker-urls", *options.servers),
-    )
-    stack.enter_context(ended(command, home / f"{module[0]}.log"))
-    return f"http://127.0.0.1:{port}"
-
-
-def ours(options: argparse.Namespace, home: Path, stack: ExitStack) -> str:
+def ours(options: argparse.Namespace) -> AbstractContextManager[System]:
     """`vertumnus up` on the same servers."""
     named = {
         "SGLANG_SERVERS": json.dumps([{"url": url, "degree": 1} for url in options.servers]),
@@ -99,24 +73,26 @@ def ours(options: argparse.Namespace, home: Path, stack: ExitStack) -> str:
         "BLOCKS_PER_RANK": str(options.blocks),
         "CONTEXT_TOKENS_MAX": str(options.context),
     }
-    command = (
-        *(sys.executable, "-c", "from cli.main import app; app()", "up", "--json", "--data-dir", str(home / "data")),
-        *("--engine", "sglang", "--model", str(options.model)),
-        *("--composition", ",".join("1" * len(options.servers))),
+    composition = ",".join("1" * len(options.servers))
+    return system(
+        *("--engine", "sglang", "--model", str(options.model), "--composition", composition),
+        **{f"VERTUMNUS_{name}": value for name, value in named.items()},
     )
-    environment = os.environ | {f"VERTUMNUS_{name}": value for name, value in named.items()}
-    process = stack.enter_context(ended(command, home / "up.log", stdout=subprocess.PIPE, env=environment))
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, (home / "up.log").read_text()[-2_000:]
-    return str(json.loads(line)["api_url"]).removesuffix("/v1")
 
 
-def free_port() -> int:
-    """Neither of them takes 0."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+def peer(options: argparse.Namespace, *module: str) -> AbstractContextManager[tuple[str, int]]:
+    """sglang-router or smg with the defaults of its command line."""
+    metrics = ("--prometheus-port", str(free_port()))
+    return served(
+        [str(options.peers / "bin/python"), "-m", *module, *metrics, "--worker-urls", *options.servers, "--port"],
+        _has_models,
+    )
+
+
+def _has_models(url: str) -> bool:
+    connection = connected(url)
+    connection.request("GET", "/v1/models")
+    return connection.getresponse().status == 200
 
 
 class Client:
@@ -242,13 +218,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--answers", type=int, default=20)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="vertumnus-bench-") as directory, ExitStack() as stack:
-        home = Path(directory)
-        home.chmod(0o711)
+    with ExitStack() as stack:
         routers = {
-            "vertumnus": ours(options, home, stack),
-            "sglang-router 0.3.2": peer(options, ("sglang_router.launch_router",), home, stack),
-            "smg 1.13.0": peer(options, ("smg", "launch"), home, stack),
+            "vertumnus": stack.enter_context(ours(options)).told["api_url"].removesuffix("/v1"),
+            "sglang-router 0.3.2": stack.enter_context(peer(options, "sglang_router.launch_router"))[0],
+            "smg 1.13.0": stack.enter_context(peer(options, "smg", "launch"))[0],
         }
         show(asyncio.run(compare(routers, options)), "vertumnus")
 
