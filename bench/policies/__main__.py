@@ -8,6 +8,7 @@ import typer
 
 from bench.policies import adapting as adapting_bench
 from bench.policies import caching as caching_bench
+from bench.policies import replays as replays_bench
 from bench.policies import replicas as replicas_bench
 from bench.policies import routing as routing_bench
 from bench.policies import scale as scale_bench
@@ -115,6 +116,13 @@ def adapting(policy: Annotated[list[str], typer.Option(help="placements")] = ["v
     """Fixed compositions and policies that change them, under phases or over a day (the paper's Figure 13)."""
     policies = [policy_of(name) for name in policy]
     adapting_bench.adapting(policies, SETUP, load, seeds, shrink, jobs, kept)
+
+
+@app.command()
+def replays(policy: Annotated[list[str], typer.Option(help="placements")] = ["vertumnus", "paper"],  # noqa: B006
+            seed: int = 0, jobs: Jobs = 1) -> None:  # fmt: skip
+    """How replays of recent arrivals compare pools, beside how they compare in the simulator, by rate of the replay."""
+    replays_bench.replays([policy_of(name) for name in policy], SETUP, seed, jobs)
 
 
 @app.command()

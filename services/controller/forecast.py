@@ -1,16 +1,18 @@
 """The forecasting policy, "robust what-if": replay what has just arrived on every composition within reach. Pure.
 
 After a window, the longest recent stretch (15 to 120 s) that looks stationary is taken: going back by 15 s at a time, until
-the rate or the share of prompts above 16K differs by more than three standard deviations from what is taken already. Its
-arrivals are replayed at .9, 1.1 and 1.3 times their rate (`replaying.py`); a composition's score is the mean over the three
+the rate or the share of prompts above 16K differs by more than four standard deviations from what is taken already. Its
+arrivals are replayed at .95, 1.05 and 1.15 times their rate (`replaying.py`); a composition's score is the mean over the three
 of its mean TTFT relative to the best one's, at most 3. A composition is worth moving to if it gains 3 % (`forecast_gain`) and
-if that is no chance: the gain is `Z_MIN` times its standard error, by what the parts of the stretch say for themselves. Of
-those the best score wins, with 1 % charged for each node that has to move. At most two nodes move at once, those first whose
-drain is predicted to end first; the rest is decided again after the next window. What undoes a change of the last 180 s, on
-whichever node, needs twice the gain, and nothing is undone within two windows.
+if that is no chance: the gain is twice its standard error, by what the parts of the stretch say for themselves, and three times
+where two minutes look alike, so that there is no news. Of those the best score wins, with 1 % charged for each node that has to
+move. At most two nodes move at once, those first whose drain is predicted to end first; the rest is decided again after the
+next window. What undoes a change of the last 180 s, on whichever node, needs twice the gain, and nothing is undone within two
+windows.
 
-Planning for more load than measured is what makes it pay: real caches make queues less even than replayed ones. Asking for
-evidence is what makes it stay: a few long prompts in a stretch decide how mixed pools compare in it (ADR 0029).
+Real caches make queues less even than replayed ones, so a little more load is replayed than came; with much more, every burst
+speaks for small workers (ADR 0039). Asking for evidence is what makes it stay: a few long prompts in a stretch decide how
+mixed pools compare in it (ADR 0029).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +37,9 @@ HEARD_NS = 30 * 10**9
 """For how long arrivals must have come at all: the first ones of a pool find nothing cached."""
 
 LONG_TOKENS = 16_384
-Z_MAX = 3.0
+Z_MAX = 4.0
+"""Of real changes of load, which are larger after 15 s; arrivals that come in sessions vary more than Poisson's."""
+
 ARRIVALS_MIN, ARRIVALS_MAX = 20, 1_000
 POOLS_MAX = 64
 SMALL_POOL = 2
@@ -43,7 +47,10 @@ SMALL_POOL = 2
 
 MOVE_CHARGE = 0.01
 NODES_AT_ONCE = 2
-Z_MIN = 2.0
+Z_MIN, Z_MIN_SETTLED = 2.0, 3.0
+"""Of a gain, and of one that is found again and again in two minutes that all look alike: six looks at nearly the same stretch
+find something by chance six times as often."""
+
 UNDONE_NS = 180 * 10**9
 KEPT_WINDOWS = 2
 PPM = 1_000_000
@@ -230,6 +237,7 @@ def choose(
     nodes: Sequence[NodeSight],
     found: Sequence[Target],
     scores: Scores,
+    stretch_us: int,
     parameters: Parameters,
     changes: Mapping[Change, int],
     now_ns: int,
@@ -238,10 +246,12 @@ def choose(
     node last went from one composition to another."""
     errors_ppm = scores.errors_ppm or (0,) * len(found)
     needed_ppm = scores.ppm[0] * parameters.forecast_gain
+    settled = stretch_us * 1_000 > HISTORY_NS - STRIDE_NS
+    z_min = Z_MIN_SETTLED if settled else Z_MIN
     promising = [
         index
         for index, (score_ppm, error_ppm) in enumerate(zip(scores.ppm, errors_ppm, strict=True))
-        if index and scores.ppm[0] - score_ppm >= max(needed_ppm, Z_MIN * error_ppm)
+        if index and scores.ppm[0] - score_ppm >= max(needed_ppm, z_min * error_ppm)
     ]
     if not promising:
         return None

@@ -91,7 +91,9 @@ def moves(state: State, seen: Sight) -> list[Move]:
     if tuple(dict(Counter(each.degrees)) for each in targets) != told.pools:
         return []
     arrivals, scores = state.arrivals, Scores(told.scores_ppm, told.errors_ppm)
-    choice = forecast.choose(seen.nodes, targets, scores, seen.parameters, arrivals.changes, arrivals.closed_ns)
+    choice = forecast.choose(
+        seen.nodes, targets, scores, told.stretch_us, seen.parameters, arrivals.changes, arrivals.closed_ns
+    )
     if choice is None:
         return []
     reason = f"{choice.gain:.1%} less TTFT in a replay of {told.replayed} arrivals, {choice.target.moves} nodes away"

@@ -11,6 +11,7 @@ own load. Not replayed are packing, chunks, stealing, fetches, and that cache hi
 All times are whole microseconds, so every machine gets the same scores.
 """
 
+from collections.abc import Sequence
 from math import isqrt
 
 import numpy as np
@@ -20,7 +21,9 @@ from services.controller.forecast import PPM, Question, Scores
 from shared.model.cost import Ints
 from shared.model.parameters import LOAD_PPM_MAX, LOAD_WINDOW_S
 
-RATES_PERCENT = (90, 110, 130)
+RATES_PERCENT = (95, 105, 115)
+"""Around the rate at which replays compare pools as these then compared in fact (ADR 39)."""
+
 RATIO_PPM_MAX = 3 * PPM
 WARM_SHARE = 10
 """One in so many arrivals warms up."""
@@ -37,10 +40,15 @@ FOREVER = np.int64(2**50)
 NOBODY = -1
 
 
+def replayed(question: Question, rates_percent: Sequence[int] = RATES_PERCENT) -> Ints:
+    """TTFT in microseconds of each arrival at each rate in each pool: shape (arrivals, rates, pools)."""
+    return _Lanes(question, rates_percent).run()
+
+
 def scores(question: Question) -> Scores:
     """For each pool the mean over the rates of its mean TTFT over the best pool's, at most 3, in millionths; and the standard
     error of its difference from the first pool's, by what the parts say for themselves."""
-    ttft_ARP = _Lanes(question).run()
+    ttft_ARP = replayed(question)
     counted_ARP = ttft_ARP[len(ttft_ARP) // WARM_SHARE :]
     totals_RP = counted_ARP.sum(axis=0)
     best_R1 = np.maximum(1, totals_RP.min(axis=1, keepdims=True))
@@ -67,16 +75,16 @@ class _Lanes:
     and `service_NK` its service, or `FOREVER`. `given_RPA` sums up what the first arrivals were predicted to take.
     """
 
-    def __init__(self, question: Question) -> None:
-        self._question, self._rule = question, question.rule
-        lanes = question.pools * len(RATES_PERCENT)
+    def __init__(self, question: Question, rates_percent: Sequence[int]) -> None:
+        self._question, self._rule, self._rates = question, question.rule, rates_percent
+        lanes = question.pools * len(self._rates)
         sizes_L = [len(pool) for pool in lanes]
         self._sizes_L = np.array(sizes_L, dtype=np.int64)
         self._first_L = np.cumsum([0, *sizes_L[:-1]])
         self._lane_N = np.repeat(np.arange(len(lanes)), sizes_L)
         self._degree_N = np.array([degree for pool in lanes for degree in pool], dtype=np.int64)
         self._smallest_N = np.array([min(pool) for pool in lanes], dtype=np.int64)[self._lane_N]
-        rate_L = np.repeat(np.array(RATES_PERCENT, dtype=np.int64), len(question.pools))
+        rate_L = np.repeat(np.array(self._rates, dtype=np.int64), len(question.pools))
         self._rate_N = rate_L[self._lane_N]
         self._time_A = np.array([each.time_us for each in question.arrivals], dtype=np.int64)
         self._service_AC = self._services()
@@ -85,9 +93,9 @@ class _Lanes:
         self._service_NK = np.full(self._who_NK.shape, FOREVER)
         self._backlog_N = np.zeros_like(self._until_N)
         self._waiting_N = np.zeros_like(self._until_N)
-        arrivals, shape = len(self._time_A), (len(RATES_PERCENT), len(question.pools))
+        arrivals, shape = len(self._time_A), (len(self._rates), len(question.pools))
         self._given_RPA = np.zeros((*shape, arrivals + 1), dtype=np.int64)
-        self._seconds = [_last_seconds(self._time_A * 100 // rate) for rate in RATES_PERCENT]
+        self._seconds = [_last_seconds(self._time_A * 100 // rate) for rate in self._rates]
         self._ttft_AL = np.zeros((arrivals, len(lanes)), dtype=np.int64)
 
     def _services(self) -> Ints:
@@ -107,7 +115,7 @@ class _Lanes:
             self._place(number, now_N)
             self._serve(now_N)
         self._serve(np.full(len(self._until_N), FOREVER // 2))
-        return self._ttft_AL.reshape(-1, len(RATES_PERCENT), len(self._question.pools))
+        return self._ttft_AL.reshape(-1, len(self._rates), len(self._question.pools))
 
     def _place(self, number: int, now_N: Ints) -> None:
         service_C = self._service_AC[number]
@@ -131,10 +139,14 @@ class _Lanes:
         """What will be served before a newcomer, and his service for each whom he delays."""
         if not self._rule.ordered:
             return self._backlog_N
-        ahead_NK = self._service_NK <= service_N[:, None]
-        ahead_N: Ints = np.where(ahead_NK, self._service_NK, 0).sum(axis=1)
-        delayed_N: Ints = self._waiting_N - ahead_NK.sum(axis=1)
-        return ahead_N + delayed_N * service_N
+        # At most workers nobody waits: those where somebody does are the M whose places are looked at.
+        queued = np.flatnonzero(self._waiting_N)
+        service_M, service_MK = service_N[queued], self._service_NK[queued]
+        ahead_MK = service_MK <= service_M[:, None]
+        delayed_M = self._waiting_N[queued] - ahead_MK.sum(axis=1)
+        queue_N = np.zeros_like(service_N)
+        queue_N[queued] = np.where(ahead_MK, service_MK, 0).sum(axis=1) + delayed_M * service_M
+        return queue_N
 
     def _own(self, number: int, service_N: Ints, smallest_N: Ints) -> Ints:
         """β·s and the price of extra GPUs."""
@@ -157,8 +169,8 @@ class _Lanes:
         """The first of the cheapest workers of each lane."""
         least_L = np.minimum.reduceat(price_N, self._first_L)
         cheapest = np.flatnonzero(price_N == least_L[self._lane_N])
-        _, first = np.unique(self._lane_N[cheapest], return_index=True)
-        return cheapest[first]
+        lane = self._lane_N[cheapest]
+        return cheapest[np.flatnonzero(np.diff(lane, prepend=NOBODY))]
 
     def _serve(self, now_N: Ints) -> None:
         """Every worker that is free before `now` takes what waits, one after the other."""

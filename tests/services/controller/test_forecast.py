@@ -53,6 +53,10 @@ def test_another_rate_ends_the_stretch() -> None:
     busy = arrivals(45, 0, 10)
     assert stationary(arrivals(120, 45, 5) + busy, NOW) == busy
     assert stationary(arrivals(120, 45, 9) + busy, NOW) != busy, "9 and 10 a second are chance"
+    late = arrivals(15, 0, 10)
+    assert stationary(arrivals(120, 15, 6.4) + late, NOW) != late, (
+        "3.4 standard deviations, of arrivals that depend on none"
+    )
 
 
 def test_another_share_of_long_prompts_ends_the_stretch() -> None:
@@ -121,9 +125,17 @@ TWO = [node("n0", (4, 4), drain_s=3), node("n1", (4, 4), drain_s=1)]
 REACH = [Target(((4, 4), (4, 4)), 0), Target(((8,), (4, 4)), 1), Target(((8,), (8,)), 2)]
 
 
-def chosen(scores: list[int], errors: list[int] | None = None, changes: dict | None = None, nodes=TWO, reach=REACH):
+def chosen(
+    scores: list[int],
+    errors: list[int] | None = None,
+    changes: dict | None = None,
+    nodes=TWO,
+    reach=REACH,
+    stretch_s=105,
+):
     found = Scores(tuple(scores), None if errors is None else tuple(errors))
-    return choose(nodes, reach, found, Parameters(forecast_gain=0.03, window_s=20), changes or {}, NOW)
+    parameters = Parameters(forecast_gain=0.03, window_s=20)
+    return choose(nodes, reach, found, stretch_s * 1_000_000, parameters, changes or {}, NOW)
 
 
 def test_the_best_score_moves_if_it_gains_enough() -> None:
@@ -154,6 +166,11 @@ def test_a_gain_is_believed_at_twice_its_error() -> None:
     assert chosen([1_100_000, 1_000_000, 1_050_000], errors=[0, 51_000, 90_000]) is None
     assert chosen([1_100_000, 1_000_000, 1_050_000], errors=[0, 50_000, 90_000]).target == REACH[1]
     assert chosen([1_100_000, 1_000_000, 1_020_000], errors=[0, 51_000, 40_000]).target == REACH[2], "less, but sure"
+
+
+def test_after_two_minutes_that_are_alike_a_gain_is_believed_at_three_times_its_error() -> None:
+    assert chosen([1_100_000, 1_000_000, 1_050_000], errors=[0, 34_000, 90_000], stretch_s=106) is None
+    assert chosen([1_100_000, 1_000_000, 1_050_000], errors=[0, 33_000, 90_000], stretch_s=106).target == REACH[1]
 
 
 BACK = Change.of((8,), (4, 4))
