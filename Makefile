@@ -66,15 +66,16 @@ JOBS ?= 2
 
 # Resumable: what has run is in build/cells. How many requests each table is, docs/figures.md says.
 TRACES ?= traces
-TRACED := $(TRACES)/mooncake_conversation.jsonl $(TRACES)/mooncake_synthetic.jsonl
+CONVERSATION := $(TRACES)/mooncake_conversation.jsonl
+SYNTHETIC := $(TRACES)/mooncake_synthetic.jsonl
 tables: .venv/.installed ## Take the tables of policies in virtual time (hours; cut off, it goes on from there; TRACES=DIR with Mooncake's)
 	$(POLICIES) adapting --jobs $(JOBS)
 	$(POLICIES) adapting --load day --jobs $(JOBS)
 	$(POLICIES) caching --no-fetch --jobs $(JOBS)
 	$(POLICIES) caching --no-fetch --policy paper drifting@24,27,30 --jobs $(JOBS)
 	$(POLICIES) caching --jobs $(JOBS)
-	$(POLICIES) caching $(TRACED:%=%@5,8) --no-fetch --policy vertumnus --policy paper --limit 1500 --warmup-s 30 --jobs $(JOBS)
-	$(POLICIES) routing $(TRACED:%=%@4,6,8) tool-agent@8,14,18 --jobs $(JOBS) --out docs/pictures
+	$(POLICIES) caching $(CONVERSATION)@5,8 $(SYNTHETIC)@5,7 --no-fetch --policy vertumnus --policy paper --limit 1500 --warmup-s 30 --jobs $(JOBS)
+	$(POLICIES) routing $(CONVERSATION)@4.5,7,8.5 $(SYNTHETIC)@4.5,7,8 tool-agent@10,16,18 --jobs $(JOBS) --out docs/pictures
 
 test: lint types layers unit ## Everything that CI runs
 

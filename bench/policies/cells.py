@@ -7,15 +7,16 @@ happen to have one name, and keeps its cells when code changes that decides as b
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from rich.console import Console
 from rich.progress import track
 
 from simulation.policies.arrivals import requests_of
@@ -32,6 +33,7 @@ RUNS_OF_A_PROCESS = 8
 
 Names = Mapping[str, str | int | float]
 Found = dict[str, Any]
+Item = TypeVar("Item")
 
 
 class Cell(NamedTuple):
@@ -55,7 +57,7 @@ def filled(path: Path, cells: Sequence[Cell], jobs: int) -> list[Kept]:
     setups = {_unseeded(each.setup): each.setup for each in cells}
     with get_context("spawn").Pool(jobs, maxtasksperchild=RUNS_OF_A_PROCESS) as pool:
         rehearsals = pool.imap(rehearsal, setups.values(), chunksize=1)
-        decided = dict(zip(setups, track(rehearsals, "rehearsals", len(setups), transient=True), strict=True))
+        decided = dict(zip(setups, _shown(rehearsals, "rehearsals", len(setups)), strict=True))
         keys = [_key(each.of, decided[_unseeded(each.setup)]) for each in cells]
         found = _read(path)
         missing = {key: each for key, each in zip(keys, cells, strict=True) if key not in found}
@@ -76,12 +78,17 @@ def _run(path: Path, cells: Mapping[str, Cell], pool: Pool) -> dict[str, Found]:
     found = {}
     runs = pool.imap_unordered(_made, cells.items(), chunksize=1)
     with path.open("a") as file:
-        for key, figures in track(runs, "runs", len(cells), transient=True):
+        for key, figures in _shown(runs, "runs", len(cells)):
             # The end of a line that was cut off comes first, not last.
             file.write("\n" + json.dumps({**json.loads(key), "found": figures}))
             file.flush()
             found[key] = figures
     return found
+
+
+def _shown(items: Iterable[Item], what: str, total: int) -> Iterable[Item]:
+    """With a bar beside the table, which goes to standard output."""
+    return track(items, what, total, transient=True, console=Console(stderr=True))
 
 
 def _made(keyed: tuple[str, Cell]) -> tuple[str, Found]:
