@@ -4,11 +4,11 @@ After a window, the longest recent stretch (15 to 120 s) that looks stationary i
 the rate or the share of prompts above 16K differs by more than four standard deviations from what is taken already. Its
 arrivals are replayed at .95, 1.05 and 1.15 times their rate (`replaying.py`); a composition's score is the mean over the three
 of its mean TTFT relative to the best one's, at most 3. A composition is worth moving to if it gains 3 % (`forecast_gain`) and
-if that is no chance: the gain is twice its standard error, by what the parts of the stretch say for themselves, and three times
-where two minutes look alike, so that there is no news. Of those the best score wins, with 1 % charged for each node that has to
-move. At most two nodes move at once, those first whose drain is predicted to end first; the rest is decided again after the
-next window. What undoes a change of the last 180 s, on whichever node, needs twice the gain, and nothing is undone within two
-windows.
+if that is no chance: by what the parts of the stretch say for themselves, the gain is its standard error right after a change
+of load, and three times that where two minutes look alike. Of those the best score wins, with 1 % charged for each node that
+has to move. At most two nodes move at once, those first whose drain is predicted to end first; the rest is decided again
+after the next window. What undoes a change of the last 180 s, on whichever node, needs twice the gain, and nothing is undone
+within two windows.
 
 Real caches make queues less even than replayed ones, so a little more load is replayed than came; with much more, every burst
 speaks for small workers (ADR 0039). Asking for evidence is what makes it stay: a few long prompts in a stretch decide how
@@ -47,9 +47,9 @@ SMALL_POOL = 2
 
 MOVE_CHARGE = 0.01
 NODES_AT_ONCE = 2
-Z_MIN, Z_MIN_SETTLED = 2.0, 3.0
-"""Of a gain, and of one that is found again and again in two minutes that all look alike: six looks at nearly the same stretch
-find something by chance six times as often."""
+Z_MIN, Z_MIN_SETTLED = 1.0, 3.0
+"""Of a gain right after a change of load, when most pools are the wrong ones; and after two minutes that all look alike, of
+which this is the sixth look. In between in proportion to the stretch."""
 
 UNDONE_NS = 180 * 10**9
 KEPT_WINDOWS = 2
@@ -246,8 +246,7 @@ def choose(
     node last went from one composition to another."""
     errors_ppm = scores.errors_ppm or (0,) * len(found)
     needed_ppm = scores.ppm[0] * parameters.forecast_gain
-    settled = stretch_us * 1_000 > HISTORY_NS - STRIDE_NS
-    z_min = Z_MIN_SETTLED if settled else Z_MIN
+    z_min = max(Z_MIN, Z_MIN_SETTLED * stretch_us * 1_000 / HISTORY_NS)
     promising = [
         index
         for index, (score_ppm, error_ppm) in enumerate(zip(scores.ppm, errors_ppm, strict=True))

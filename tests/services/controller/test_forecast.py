@@ -168,9 +168,15 @@ def test_a_gain_is_believed_at_twice_its_error() -> None:
     assert chosen([1_100_000, 1_000_000, 1_020_000], errors=[0, 51_000, 40_000]).target == REACH[2], "less, but sure"
 
 
-def test_after_two_minutes_that_are_alike_a_gain_is_believed_at_three_times_its_error() -> None:
-    assert chosen([1_100_000, 1_000_000, 1_050_000], errors=[0, 34_000, 90_000], stretch_s=106) is None
-    assert chosen([1_100_000, 1_000_000, 1_050_000], errors=[0, 33_000, 90_000], stretch_s=106).target == REACH[1]
+def test_the_longer_nothing_is_new_the_surer_a_gain_has_to_be() -> None:
+    """A tenth of gain: right after a change of load at once its error, after two minutes at three times that."""
+    gains = [1_100_000, 1_000_000, 1_050_000]
+    for stretch_s, least_error in ((15, 100_000), (40, 100_000), (60, 66_666), (80, 50_000), (120, 33_333)):
+        assert chosen(gains, errors=[0, least_error + 1, 90_000], stretch_s=stretch_s) != (choice := chosen(
+            gains, errors=[0, least_error, 90_000], stretch_s=stretch_s
+        ))  # fmt: skip
+        assert choice is not None
+        assert choice.target == REACH[1]
 
 
 BACK = Change.of((8,), (4, 4))
