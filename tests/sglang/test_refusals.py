@@ -28,9 +28,9 @@ def refusal(model: Path, log: Path, *arguments: str, environment: dict[str, str]
     return log.read_text(errors="replace")
 
 
-def test_settings_are_refused_all_at_once(qwen3: Path, tmp_path: Path) -> None:
+def test_settings_are_refused_all_at_once(model: Path, tmp_path: Path) -> None:
     log = refusal(
-        qwen3,
+        model,
         tmp_path / "log",
         *("--disable-radix-cache", "--enable-prefill-delayer"),
         environment={"SGLANG_SCHEDULER_SKIP_ALL_GATHER": "0"},
@@ -39,8 +39,8 @@ def test_settings_are_refused_all_at_once(qwen3: Path, tmp_path: Path) -> None:
         assert f"{name} is" in log
 
 
-def test_a_variable_that_says_neither_yes_nor_no_is_refused(qwen3: Path, tmp_path: Path) -> None:
-    log = refusal(qwen3, tmp_path / "log", environment={"VERTUMNUS_SGLANG": "yes"})
+def test_a_variable_that_says_neither_yes_nor_no_is_refused(model: Path, tmp_path: Path) -> None:
+    log = refusal(model, tmp_path / "log", environment={"VERTUMNUS_SGLANG": "yes"})
     assert "VERTUMNUS_SGLANG: 'yes' is neither 0 nor 1" in log
 
 
