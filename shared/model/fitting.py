@@ -3,10 +3,11 @@
     minimise  Σ ((E_C(R, P) - seconds) / seconds)²    over d, a, b, c, α, g ≥ 0
 
 Relative, because a set must be as right about 50 ms as about 5 s. Both forms are fitted everywhere: the paper's (g = 0) and
-the one with g(C-1). Pure, and of no chance: equal samples give equal coefficients.
+the one with g(C-1). Pure, and of no chance: equal samples give equal coefficients, on any processor.
 """
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from itertools import combinations
 from typing import Literal, NamedTuple
 
@@ -22,6 +23,12 @@ FORMS: tuple[Form, ...] = ("paper", "with g")
 NAMES = ("d", "a", "b", "c", "alpha", "g")
 FOLDS_MAX = 5
 SAMPLES_MAX = 100_000
+
+ONE = 2.0**53
+"""What stands for 1 where sums are whole: a column of length 1 loses no more than a float has."""
+
+DEPENDENT = 10**20
+"""A column of which one part in so many, squared, is not made of others says nothing that they do not."""
 
 
 class Sample(NamedTuple):
@@ -80,18 +87,40 @@ def non_negative(matrix: Floats, target: Floats) -> Floats:
     """The x ≥ 0 that minimises |matrix·x - target|, shapes (m, n), (m,) → (n,); exact, for a handful of columns.
 
     The minimum is the unconstrained one over the columns that it uses, and some minimum uses independent columns: so the
-    best admissible solution over all sets of columns is it. Six columns have 63 sets; no iteration, no tolerance.
+    best admissible solution over all sets of columns is it. Six columns have 63 sets; no iteration. In whole numbers, because
+    a library's sums differ in their last bits from one processor to another, and a recorded fit has to come out again on any.
     """
     columns = matrix.shape[1]
-    best, least = np.zeros(columns), float(target @ target)
+    whole = np.array([[int(value * ONE) for value in row] for row in matrix.tolist()], dtype=object)
+    gram, right = whole.T @ whole, whole.T @ np.array([int(value * ONE) for value in target.tolist()], dtype=object)
+    best, most = np.zeros(columns), Fraction(0)
     for used in _subsets(columns):
-        x, _, rank, _ = np.linalg.lstsq(matrix[:, used], target, rcond=None)
-        if rank == len(used) and (x >= 0).all():
-            residual = target - matrix[:, used] @ x
-            if (squares := float(residual @ residual)) < least:
-                least, best = squares, np.zeros(columns)
-                best[list(used)] = x
+        numerators, denominator = _solved_whole([[*gram[row, used], right[row]] for row in used])
+        if not denominator or min(numerators) < 0:
+            continue
+        explained = Fraction(sum(n * right[row] for n, row in zip(numerators, used, strict=True)), denominator)
+        if explained > most:
+            most, best = explained, np.zeros(columns)
+            best[list(used)] = [numerator / denominator for numerator in numerators]
     return best
+
+
+def _solved_whole(rows: list[list[int]]) -> tuple[list[int], int]:
+    """Normal equations, their right side in the last column, by elimination without fractions (Bareiss 1968: no division has a
+    remainder). Numerators and the denominator of all; that is 0 where a column is made of others, as far as `DEPENDENT` tells.
+    """
+    before, lengths = 1, [row[at] for at, row in enumerate(rows)]
+    for at, length in enumerate(lengths):
+        lead = rows[at]
+        pivot = lead[at]
+        if pivot * DEPENDENT <= before * length:
+            return [], 0
+        rows = [
+            row if row is lead else [(pivot * a - row[at] * b) // before for a, b in zip(row, lead, strict=True)]
+            for row in rows
+        ]
+        before = pivot
+    return [row[-1] for row in rows], before
 
 
 def _subsets(columns: int) -> Iterator[tuple[int, ...]]:

@@ -100,6 +100,16 @@ def test_the_solver_meets_the_conditions_of_a_minimum(seed: int, m: int, n: int,
     assert np.abs(gradient[x > 0]).max(initial=0.0) < 1e-8
 
 
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 3))
+def test_the_solution_is_the_nearest_float_whatever_the_processor(seed: int, n: int) -> None:
+    """One measurement for each column, told apart by whole factors: a library's sums are off by a last bit or two."""
+    rng = np.random.default_rng(seed)
+    factors, target = rng.integers(1, 1_000, n), rng.integers(1, 1_000, n)
+    matrix = np.repeat(np.diag(factors).astype(float), 3, axis=0)
+    assert (non_negative(matrix, np.repeat(target, 3).astype(float)) == target / factors).all()
+
+
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
