@@ -166,20 +166,19 @@ async def _note_place(connection: Any, events: list[Stored], notes: list[str]) -
 
 async def _note_refits(connection: Any, events: list[Stored], notes: list[str]) -> None:
     """Say what coefficients were fitted to that are not those that the pool was started with."""
-    for stored in events:
-        if (
-            not isinstance(stored.data, RequestAssigned)
-            or (to_seq := refit_seq(stored.data.coefficients_version)) is None
-        ):
+    attempts = [(each.log, each.data) for each in events if isinstance(each.data, RequestAssigned)]
+    for log, version in dict.fromkeys((log, data.coefficients_version) for log, data in attempts):
+        if (to_seq := refit_seq(version)) is None:
             continue
         fits = EventFilter(type=CalibrationUpdated.TYPE)
-        for each in await queries.events(connection, UUID(stored.log), to_seq, fits, 1):
+        for each in await queries.events(connection, UUID(log), to_seq, fits, 1):
             fit = history.stored(each).data
-            assert isinstance(fit, CalibrationUpdated), "it was asked for by its type"
-            notes.append(
-                f"coefficients {fit.coefficients.get('version')} were fitted to {fit.samples} prefills up to event "
-                f"{fit.to_seq}: a mean error of {fit.error_before:.1%} became {fit.error_after:.1%}"
-            )
+            # It may have been fitted in an earlier log, from which this one has it.
+            if isinstance(fit, CalibrationUpdated) and fit.coefficients.get("version") == version:
+                notes.append(
+                    f"coefficients {version} were fitted to {fit.samples} prefills up to event {fit.to_seq}: "
+                    f"a mean error of {fit.error_before:.1%} became {fit.error_after:.1%}"
+                )
 
 
 def _attempts(events: list[Stored], weighed: dict[int, Weighed]) -> Iterable[Attempt]:

@@ -8,10 +8,7 @@ not say what it began with.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import NamedTuple
-
-from pydantic import ValidationError
 
 from replay.beginnings import Past, Registration
 from replay.findings import RECORDED_INPUTS, Findings, Place
@@ -32,6 +29,7 @@ from shared.contracts.events import (
     WindowClosed,
 )
 from shared.contracts.ids import Source
+from shared.model import cost
 from shared.model.cost import Coefficients
 from shared.model.holders import Holders
 
@@ -175,10 +173,9 @@ class LogVerifier:
         self._findings.compare(self._place(stored), RECORDED_INPUTS, data, derived)
 
     def _note_refit(self, stored: Stored) -> None:
-        if isinstance(stored.data, CalibrationUpdated):
-            with suppress(ValidationError):  # no router can have priced by what none could read
-                fitted = Coefficients.model_validate(stored.data.coefficients)
-                self._refits[fitted.version] = fitted
+        # No router can have priced by what none could read.
+        if isinstance(stored.data, CalibrationUpdated) and (fitted := cost.read(stored.data)) is not None:
+            self._refits[fitted.version] = fitted
 
     def _placed(self, decided: Decided) -> None:
         stored = decided.recorded

@@ -4,7 +4,7 @@ A worker's measured over predicted time (`shared/model/calibration.py`) prices t
 degrees that it does not run. A set that is wrong in those is replaced here, and only on evidence:
 
     evidence    the newest prefills of each (degree, size of R, size of P); one counts if its prediction is what the set of its
-                node says of steps with nothing else in them
+                node says of steps with nothing else in them; of a prompt in chunks it says so only where b is next to nothing
     enough      `SAMPLES_MIN` of them, at two degrees at least: one degree alone cannot tell what is divided by it
     better      the error on shapes that the fit has not seen is below `ERROR_SHARE_MAX` of the error of the set that prices now
     bounded     no prompt of `ASKED` becomes more than `CHANGE_MAX` times as dear or as cheap, at any degree of the evidence
@@ -24,7 +24,7 @@ from shared.contracts.events import CalibrationUpdated, PrefillCompleted, Router
 from shared.contracts.ids import node_of
 from shared.model import cost as cost_model
 from shared.model.calibration import RATIO_MAX
-from shared.model.cost import US_PER_S, Coefficients, refit_of
+from shared.model.cost import US_PER_S, Coefficients, is_refit, refit_of
 from shared.model.fitting import Sample, fit, relative_errors
 from shared.model.pool import Pool
 
@@ -69,8 +69,10 @@ def evolve(evidence: Evidence, stored: Stored, pool: Pool) -> None:
             _note(evidence, data, pool)
         case RouterRegistered() as data:
             _begin(evidence, data)
-        case CalibrationUpdated() if evidence.current is not None:
-            evidence.current = cost_model.evolve(evidence.current, stored)
+        case CalibrationUpdated() as data:
+            # Of a log that has dropped its beginning it comes before any router that still lives.
+            current = evidence.current
+            evidence.current = cost_model.evolve(current, stored) if current is not None else cost_model.read(data)
             evidence.cells.clear()
         case _:
             pass
@@ -100,12 +102,12 @@ def decide(evidence: Evidence, seen_seq: int) -> list[CalibrationUpdated]:
 
 
 def _begin(evidence: Evidence, data: RouterRegistered) -> None:
-    """A router that was started with another set than those before it: it is what its pool is to be priced by."""
+    """A router prices by the set that it was started with, or by what was fitted while that set priced."""
     try:
         given = Coefficients.model_validate(data.coefficients)
     except ValidationError:
         return
-    if evidence.current is None:
+    if evidence.current is None or not is_refit(evidence.current.version, given.version):
         evidence.current = given
     evidence.given = given
 
@@ -120,7 +122,10 @@ def _note(evidence: Evidence, data: PrefillCompleted, pool: Pool) -> None:
     R, P = data.computed_tokens, data.cached_own_tokens + data.cached_in_flight_tokens + data.cached_fetched_tokens
     whole_us = given.prefill_us(worker.degree, R, P)
     alone_us = whole_us + (data.steps - 1) * given.constant_us(worker.degree)
-    if abs(data.predicted_us - alone_us) >= data.steps or not 1 / RATIO_MAX < data.prefill_us / alone_us < RATIO_MAX:
+    if (
+        abs(data.predicted_us - alone_us) >= data.steps
+        or not alone_us < data.prefill_us * RATIO_MAX < alone_us * RATIO_MAX**2
+    ):
         return
     key = (worker.degree, R.bit_length(), P.bit_length())
     if key in evidence.cells or len(evidence.cells) < CELLS_MAX:

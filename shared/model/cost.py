@@ -27,6 +27,8 @@ PREFILL_US_MAX = 1 << 40
 SET_BYTES_MAX = 1 << 20
 """A set with all the evidence for it takes a few tens of kilobytes; a larger file is something else."""
 
+FIRST_CHARS_MAX, SEQ_CHARS_MAX = 180, 18
+"""Of a fitted set's version, which has 200 at most: what comes before the plus, and the sequence, which fits into 64 bits."""
 
 _Form = TypeVar("_Form", bound=BaseModel)
 
@@ -98,7 +100,12 @@ class Coefficients(BaseModel):
 
 def refit_of(version: str, seq: int) -> str:
     """What a set is called that was fitted to the log up to `seq`, while `version` priced."""
-    return f"{first_version(version)[:180]}+{seq}"
+    return f"{first_version(version)[:FIRST_CHARS_MAX]}+{seq}"
+
+
+def is_refit(version: str, of: str) -> bool:
+    """Whether a set of this version was fitted while `of`, or a fit of the same first set, priced."""
+    return refit_seq(version) is not None and first_version(version) == first_version(of)[:FIRST_CHARS_MAX]
 
 
 def first_version(version: str) -> str:
@@ -109,7 +116,7 @@ def first_version(version: str) -> str:
 def refit_seq(version: str) -> int | None:
     """How far the log went that the set was fitted to; None for one that was not fitted while the pool ran."""
     base, plus, seq = version.rpartition("+")
-    return int(seq) if base and plus and seq.isdecimal() else None
+    return int(seq) if base and plus and seq.isdecimal() and len(seq) <= SEQ_CHARS_MAX else None
 
 
 def load_coefficients(name: str) -> Coefficients:
@@ -163,11 +170,17 @@ CoefficientsName = Annotated[str, AfterValidator(_known)]
 """For settings: a set that ships with the project, or the path of one of your own."""
 
 
-def evolve(coefficients: Coefficients, stored: Stored) -> Coefficients:
-    """Fold one event. A set that this version cannot read changes nothing: a fold goes on."""
-    if not isinstance(stored.data, CalibrationUpdated):
-        return coefficients
+def read(data: CalibrationUpdated) -> Coefficients | None:
+    """The set that is told; None if this version cannot read it."""
     try:
-        return Coefficients.model_validate(stored.data.coefficients)
+        return Coefficients.model_validate(data.coefficients)
     except ValidationError:
+        return None
+
+
+def evolve(coefficients: Coefficients, stored: Stored) -> Coefficients:
+    """Fold one event. A set that this version cannot read changes nothing: a fold goes on. Nor does one that was fitted while
+    another set priced than this process was started with: who measured a new set anew is not to get the old one's fit."""
+    if not isinstance(stored.data, CalibrationUpdated) or (told := read(stored.data)) is None:
         return coefficients
+    return told if refit_seq(told.version) is None or is_refit(told.version, coefficients.version) else coefficients

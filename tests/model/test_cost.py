@@ -12,7 +12,16 @@ from pydantic import ValidationError
 
 from shared.contracts.events import CalibrationUpdated, RouterRegistered
 from shared.contracts.ids import RouterId
-from shared.model.cost import PREFILL_US_MAX, SET_BYTES_MAX, Coefficients, attended_pairs, evolve, load_coefficients
+from shared.model.cost import (
+    PREFILL_US_MAX,
+    SET_BYTES_MAX,
+    Coefficients,
+    attended_pairs,
+    evolve,
+    load_coefficients,
+    refit_of,
+    refit_seq,
+)
 from tests.support.story import Story
 
 HAND = Coefficients(version="hand", d=0.01, a=0.001, b=0.0001, c=0.002, alpha=0.00001, g=0.005)
@@ -179,3 +188,23 @@ def test_a_calibration_is_folded_and_one_that_this_version_cannot_read_changes_n
     for stored in story.events:
         coefficients = evolve(coefficients, stored)
     assert coefficients == fitted
+
+
+def test_what_was_fitted_while_another_set_priced_is_of_no_account() -> None:
+    """Who is started with a set that was measured anew is not to price by a fit of the one before, which the log still has."""
+
+    def after(version: str, told: str) -> str:
+        story, begun = Story(), HAND.model_copy(update={"version": version})
+        fitted = HAND.model_copy(update={"version": told}).model_dump()
+        story.tell(CalibrationUpdated(coefficients=fitted, samples=1, error_before=1, error_after=0))
+        return evolve(begun, story.events[0]).version
+
+    assert after("new", "old+7") == "new"
+    assert after("old", "old+7") == after("old+5", "old+7") == "old+7"
+    long = "v" * 200
+    assert after(long, refit_of(long, 7)) == refit_of(long, 7)
+
+
+def test_a_plus_in_a_name_is_no_sequence_unless_64_bits_hold_it() -> None:
+    assert [refit_seq(each) for each in ("a", "+5", "a+", "a+b", f"a+{10**18}")] == [None] * 5
+    assert refit_seq(f"a+b+{10**18 - 1}") == 10**18 - 1

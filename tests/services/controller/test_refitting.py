@@ -162,6 +162,43 @@ def test_a_node_with_another_set_and_a_single_outlier_say_nothing() -> None:
     assert not controller.state.evidence.samples
 
 
+def test_who_starts_on_what_was_kept_knows_the_set_that_prices() -> None:
+    """Of a log that has dropped its beginning, the fit is kept before the routers that have come since."""
+    controller = Controller()
+    controller.measure(TRUE)
+    told = controller.decided()
+    assert told is not None
+    controller.story.tell(told, RouterRegistered(router=RouterId("r"), coefficients=GIVEN.model_dump()))
+    later = decider.initial()
+    for stored in controller.state.keepsake.kept.values():
+        decider.evolve(later, stored._replace(kept=True))
+    assert later.evidence.current == controller.state.evidence.current == Coefficients.model_validate(told.coefficients)
+    assert later.evidence.given == GIVEN
+
+
+def test_routers_that_are_started_with_another_set_are_judged_by_it() -> None:
+    controller = Controller(version="x")
+    controller.measure(TRUE)
+    controller.story.tell(
+        RouterRegistered(router=RouterId("q"), coefficients=TRUE.model_copy(update={"version": "x"}).model_dump())
+    )
+    evidence = controller.state.evidence
+    assert evidence.current == evidence.given == TRUE.model_copy(update={"version": "x"})
+    for degree, (R, P) in product((1, 2, 4), SHAPES):
+        seconds = TRUE.prefill_us(degree, R, P) / 1e6
+        controller.prefill(degree, R, P, seconds, predicted_us=TRUE.prefill_us(degree, R, P))
+    assert len(evidence.samples) == 3 * len(SHAPES)
+    assert controller.decided() is None
+
+
+def test_a_prefill_that_is_predicted_to_take_no_time_is_no_evidence() -> None:
+    free = Coefficients(version="c", d=0, a=0, b=0, c=1e-7, alpha=0)
+    controller = Controller()
+    controller.story.tell(RouterRegistered(router=RouterId("q"), coefficients=free.model_dump()))
+    controller.prefill(1, 1, 0, 0.001, predicted_us=1, steps=2)
+    assert not controller.state.evidence.samples
+
+
 async def test_a_leader_tells_it_when_a_window_closes_and_it_comes_out_again() -> None:
     pool = await pool_of((4, 2, 2))
     asker = decider.Asker("ops", "")
