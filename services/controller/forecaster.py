@@ -1,4 +1,4 @@
-"""Answers a forecast's question beside the event loop: half a second of arithmetic for a pool of 40 GPUs."""
+"""Answers a forecast's question beside the event loop: a compiler to load, and some ten milliseconds of arithmetic."""
 
 import asyncio
 import signal
@@ -87,7 +87,7 @@ def _start() -> _Child:
 
 def _serve(line: Connection) -> None:
     """Answer until the other end is gone."""
-    # Here, so that only the process has numpy: it is a third of the controller's memory.
+    # Here, so that only the process has the compiler and what it brings along, 150 MB (ADR 33).
     from services.controller.replaying import scores
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

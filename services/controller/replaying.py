@@ -1,7 +1,7 @@
 """Arrivals through a pool that is not there, on many pools at once: the kernel of a forecast.
 
-A *lane* is one pool at one rate. The workers of all lanes stand in one axis, lane behind lane. Each worker serves one prompt
-at a time, from empty queues on; the first tenth of the arrivals warms up and is not counted. The rule is the live one:
+A *lane* is one pool at one rate. Each worker serves one prompt at a time, from empty queues on; the first tenth of the arrivals
+warms up and is not counted. The rule is the live one:
 
     J = q + delayed·s + β·s + λ·(C·s - C_min·s_min)
 
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from math import isqrt
 
 import numpy as np
-import numpy.typing as npt
 
 from services.controller.forecast import PPM, Question, Scores
+from shared.model.compiled import compiled
 from shared.model.cost import Ints
 from shared.model.parameters import LOAD_PPM_MAX, LOAD_WINDOW_S
 
@@ -34,15 +34,8 @@ PARTS = 10
 WAITING_MAX = 16
 """Prompts that wait at one worker; one more is refused there, and counts as if it waited for all of them."""
 
-FOREVER = np.int64(2**50)
+FOREVER = 2**50
 """Microseconds; 35 years."""
-
-NOBODY = -1
-
-
-def replayed(question: Question, rates_percent: Sequence[int] = RATES_PERCENT) -> Ints:
-    """TTFT in microseconds of each arrival at each rate in each pool: shape (arrivals, rates, pools)."""
-    return _Lanes(question, rates_percent).run()
 
 
 def scores(question: Question) -> Scores:
@@ -68,133 +61,107 @@ def _error(parts: list[int]) -> int:
     return isqrt(len(parts) * sum((each - mean) ** 2 for each in parts) // (len(parts) - 1))
 
 
-class _Lanes:
-    """Axes: L lanes, by rate and then by pool; N workers of all lanes; K places to wait; A arrivals; R rates; P pools.
-
-    `until_N` is when each worker is done with what runs; `who_NK` is the number of the arrival in each place, or `NOBODY`,
-    and `service_NK` its service, or `FOREVER`. `given_RPA` sums up what the first arrivals were predicted to take.
-    """
-
-    def __init__(self, question: Question, rates_percent: Sequence[int]) -> None:
-        self._question, self._rule, self._rates = question, question.rule, rates_percent
-        lanes = question.pools * len(self._rates)
-        sizes_L = [len(pool) for pool in lanes]
-        self._sizes_L = np.array(sizes_L, dtype=np.int64)
-        self._first_L = np.cumsum([0, *sizes_L[:-1]])
-        self._lane_N = np.repeat(np.arange(len(lanes)), sizes_L)
-        self._degree_N = np.array([degree for pool in lanes for degree in pool], dtype=np.int64)
-        self._smallest_N = np.array([min(pool) for pool in lanes], dtype=np.int64)[self._lane_N]
-        rate_L = np.repeat(np.array(self._rates, dtype=np.int64), len(question.pools))
-        self._rate_N = rate_L[self._lane_N]
-        self._time_A = np.array([each.time_us for each in question.arrivals], dtype=np.int64)
-        self._service_AC = self._services()
-        self._until_N = np.zeros(len(self._degree_N), dtype=np.int64)
-        self._who_NK = np.full((len(self._degree_N), WAITING_MAX), NOBODY)
-        self._service_NK = np.full(self._who_NK.shape, FOREVER)
-        self._backlog_N = np.zeros_like(self._until_N)
-        self._waiting_N = np.zeros_like(self._until_N)
-        arrivals, shape = len(self._time_A), (len(self._rates), len(question.pools))
-        self._given_RPA = np.zeros((*shape, arrivals + 1), dtype=np.int64)
-        self._seconds = [_last_seconds(self._time_A * 100 // rate) for rate in self._rates]
-        self._ttft_AL = np.zeros((arrivals, len(lanes)), dtype=np.int64)
-
-    def _services(self) -> Ints:
-        """What each arrival takes at each degree; a column for every number up to the largest degree."""
-        arrivals = self._question.arrivals
-        uncached_A = np.array([each.uncached_tokens for each in arrivals], dtype=np.float64)
-        cached_A = np.array([each.cached_tokens for each in arrivals], dtype=np.float64)
-        degree_C = np.arange(1, int(self._degree_N.max()) + 1, dtype=np.float64)
-        served_AC = self._question.coefficients.prefills_us(degree_C, uncached_A[:, None], cached_A[:, None])
-        return np.pad(served_AC, ((0, 0), (1, 0)))
-
-    def run(self) -> Ints:
-        """TTFT of each arrival at each rate in each pool."""
-        for number, time_us in enumerate(self._time_A):
-            now_N = time_us * 100 // self._rate_N
-            self._serve(now_N)
-            self._place(number, now_N)
-            self._serve(now_N)
-        self._serve(np.full(len(self._until_N), FOREVER // 2))
-        return self._ttft_AL.reshape(-1, len(self._rates), len(self._question.pools))
-
-    def _place(self, number: int, now_N: Ints) -> None:
-        service_C = self._service_AC[number]
-        service_N, smallest_N = service_C[self._degree_N], service_C[self._smallest_N]
-        running_N = np.maximum(0, self._until_N - now_N)
-        price_N = running_N + self._queue(service_N) + self._own(number, service_N, smallest_N)
-        chosen_L = self._first_least(price_N)
-        chosen_RP = service_N[chosen_L].reshape(self._given_RPA.shape[:2])
-        self._given_RPA[:, :, number + 1] = self._given_RPA[:, :, number] + chosen_RP
-        is_full_L = self._waiting_N[chosen_L] == WAITING_MAX
-        taken = chosen_L[~is_full_L]
-        place = (self._who_NK[taken] == NOBODY).argmax(axis=1)
-        self._who_NK[taken, place], self._service_NK[taken, place] = number, service_N[taken]
-        self._backlog_N[taken] += service_N[taken]
-        self._waiting_N[taken] += 1
-        refused = chosen_L[is_full_L]
-        waits = running_N[refused] + self._backlog_N[refused] + service_N[refused]
-        self._ttft_AL[number, self._lane_N[refused]] = waits
-
-    def _queue(self, service_N: Ints) -> Ints:
-        """What will be served before a newcomer, and his service for each whom he delays."""
-        if not self._rule.ordered:
-            return self._backlog_N
-        # At most workers nobody waits: those where somebody does are the M whose places are looked at.
-        queued = np.flatnonzero(self._waiting_N)
-        service_M, service_MK = service_N[queued], self._service_NK[queued]
-        ahead_MK = service_MK <= service_M[:, None]
-        delayed_M = self._waiting_N[queued] - ahead_MK.sum(axis=1)
-        queue_N = np.zeros_like(service_N)
-        queue_N[queued] = np.where(ahead_MK, service_MK, 0).sum(axis=1) + delayed_M * service_M
-        return queue_N
-
-    def _own(self, number: int, service_N: Ints, smallest_N: Ints) -> Ints:
-        """β·s and the price of extra GPUs."""
-        occupancy_N = self._degree_N * service_N - self._smallest_N * smallest_N
-        weighed_N = np.rint(self._beta(number) * service_N) + np.rint(self._rule.lam * occupancy_N)
-        return weighed_N.astype(np.int64)
-
-    def _beta(self, number: int) -> float | npt.NDArray[np.float64]:
-        """Fixed, or by each lane's load over the last whole seconds, as routers have it."""
-        if not self._rule.adaptive:
-            return self._rule.beta
-        given_RP = [
-            (given_PA[:, end[number]] - given_PA[:, begin[number]]) // seconds[number]
-            for given_PA, (begin, end, seconds) in zip(self._given_RPA, self._seconds, strict=True)
+def replayed(question: Question, rates_percent: Sequence[int] = RATES_PERCENT) -> Ints:
+    """TTFT in microseconds of each arrival at each rate in each pool: shape (arrivals, rates, pools)."""
+    time_A = np.array([each.time_us for each in question.arrivals], dtype=np.int64)
+    service_AC = _services(question)
+    ttft_RPA = np.array(
+        [
+            [
+                _lane(time_A, service_AC, np.array(pool, dtype=np.int64), percent, *question.rule)
+                for pool in question.pools
+            ]
+            for percent in rates_percent
         ]
-        load_L = np.concatenate(given_RP) // self._sizes_L
-        return (PPM / (PPM - np.minimum(load_L, LOAD_PPM_MAX)))[self._lane_N]
-
-    def _first_least(self, price_N: Ints) -> Ints:
-        """The first of the cheapest workers of each lane."""
-        least_L = np.minimum.reduceat(price_N, self._first_L)
-        cheapest = np.flatnonzero(price_N == least_L[self._lane_N])
-        lane = self._lane_N[cheapest]
-        return cheapest[np.flatnonzero(np.diff(lane, prepend=NOBODY))]
-
-    def _serve(self, now_N: Ints) -> None:
-        """Every worker that is free before `now` takes what waits, one after the other."""
-        while True:
-            workers = np.flatnonzero((self._until_N <= now_N) & (self._waiting_N > 0))
-            if not len(workers):
-                return
-            who = self._who_NK[workers]
-            order = self._service_NK[workers] * len(self._time_A) if self._rule.shortest_first else 0
-            place = np.where(who == NOBODY, FOREVER, order + who).argmin(axis=1)
-            at = workers, place
-            numbers, service = self._who_NK[at], self._service_NK[at]
-            came = self._time_A[numbers] * 100 // self._rate_N[workers]
-            done = np.maximum(self._until_N[workers], came) + service
-            self._until_N[workers] = done
-            self._backlog_N[workers] -= service
-            self._waiting_N[workers] -= 1
-            self._who_NK[at], self._service_NK[at] = NOBODY, FOREVER
-            self._ttft_AL[numbers, self._lane_N[workers]] = done - came
+    )
+    return ttft_RPA.transpose(2, 0, 1)
 
 
-def _last_seconds(time_A: Ints) -> tuple[Ints, Ints, Ints]:
-    """For each arrival: which arrivals came in the last ten whole seconds before it, from and to, and how many of those seconds
-    there were; the first second, when there was none, counts as one."""
-    second_A = time_A // PPM
-    begin = np.searchsorted(time_A, (second_A - LOAD_WINDOW_S) * PPM)
-    return begin, np.searchsorted(time_A, second_A * PPM), second_A.clip(1, LOAD_WINDOW_S)
+def _services(question: Question) -> Ints:
+    """What each arrival takes at each degree; a column for every number up to the largest degree."""
+    uncached_A = np.array([each.uncached_tokens for each in question.arrivals], dtype=np.float64)
+    cached_A = np.array([each.cached_tokens for each in question.arrivals], dtype=np.float64)
+    degree_C = np.arange(1, max(map(max, question.pools)) + 1, dtype=np.float64)
+    served_AC = question.coefficients.prefills_us(degree_C, uncached_A[:, None], cached_A[:, None])
+    return np.pad(served_AC, ((0, 0), (1, 0)))
+
+
+@compiled("int64[::1](int64[::1], int64[:, ::1], int64[::1], int64, float64, float64, boolean, boolean, boolean)")
+def _lane(
+    time_A: Ints, service_AC: Ints, degree_W: Ints, percent: int,
+    beta: float, lam: float, shortest_first: bool, adaptive: bool, ordered: bool,
+) -> Ints:  # fmt: skip
+    """TTFT of each arrival in one pool, `percent` as fast as they came; the last five are the rule.
+
+    Axes: W workers, K places to wait, A arrivals. `until_W` is when each worker is done with what runs. Who waits there is in
+    the first `waiting_W` places, in order of arrival. `given_A` sums up what the first arrivals were predicted to take.
+    """
+    arrivals, workers = len(time_A), len(degree_W)
+    came_A = time_A * 100 // percent
+    until_W, waiting_W, backlog_W = (
+        np.zeros(workers, np.int64),
+        np.zeros(workers, np.int64),
+        np.zeros(workers, np.int64),
+    )
+    who_WK = np.zeros((workers, WAITING_MAX), np.int64)
+    service_WK = np.zeros((workers, WAITING_MAX), np.int64)
+    given_A, ttft_A = np.zeros(arrivals + 1, np.int64), np.zeros(arrivals, np.int64)
+    smallest = degree_W.min()
+    begin = end = 0
+
+    def serve(worker: int, now_us: int) -> None:
+        """If it is free before `now`, it takes what waits, one after the other."""
+        while waiting_W[worker] and until_W[worker] <= now_us:
+            place = 0
+            for other in range(1, waiting_W[worker] if shortest_first else 0):
+                if service_WK[worker, other] < service_WK[worker, place]:
+                    place = other
+            number, service_us = who_WK[worker, place], service_WK[worker, place]
+            waiting_W[worker] -= 1
+            backlog_W[worker] -= service_us
+            for later in range(place, waiting_W[worker]):
+                who_WK[worker, later], service_WK[worker, later] = (
+                    who_WK[worker, later + 1],
+                    service_WK[worker, later + 1],
+                )
+            until_W[worker] = max(until_W[worker], came_A[number]) + service_us
+            ttft_A[number] = until_W[worker] - came_A[number]
+
+    for number in range(arrivals):
+        now_us = came_A[number]
+        if adaptive:
+            # Given in the last whole seconds; the first one, when there was none, counts as one.
+            second = now_us // PPM
+            while came_A[begin] < (second - LOAD_WINDOW_S) * PPM:
+                begin += 1
+            while came_A[end] < second * PPM:
+                end += 1
+            load_ppm = (given_A[end] - given_A[begin]) // min(max(second, 1), LOAD_WINDOW_S) // workers
+            beta = PPM / (PPM - min(load_ppm, LOAD_PPM_MAX))
+        smallest_us = service_AC[number, smallest]
+        best, best_us = -1, 0
+        for worker in range(workers):
+            serve(worker, now_us)
+            service_us = service_AC[number, degree_W[worker]]
+            queue_us = max(0, until_W[worker] - now_us)
+            if not ordered:
+                queue_us += backlog_W[worker]
+            for place in range(waiting_W[worker] if ordered else 0):
+                queue_us += min(service_WK[worker, place], service_us)
+            occupancy_us = degree_W[worker] * service_us - smallest * smallest_us
+            price_us = queue_us + np.int64(np.rint(beta * service_us) + np.rint(lam * occupancy_us))
+            if best < 0 or price_us < best_us:
+                best, best_us = worker, price_us
+        service_us = service_AC[number, degree_W[best]]
+        given_A[number + 1] = given_A[number] + service_us
+        place = waiting_W[best]
+        if place == WAITING_MAX:
+            ttft_A[number] = max(0, until_W[best] - now_us) + backlog_W[best] + service_us
+        else:
+            who_WK[best, place], service_WK[best, place] = number, service_us
+            backlog_W[best] += service_us
+            waiting_W[best] += 1
+            serve(best, now_us)
+    for worker in range(workers):
+        serve(worker, FOREVER)
+    return ttft_A

@@ -11,6 +11,7 @@ from services.router.dispatch import Dispatcher
 from services.router.doubts import end_doubts
 from services.router.metrics import RouterMetrics
 from services.router.settings import RouterSettings
+from shared.model.compiled import kept_in
 from shared.runtime.outbox import Outbox
 from shared.runtime.projection import Projection
 from shared.runtime.service import Runtime
@@ -30,7 +31,7 @@ class Hosted(NamedTuple):
 
 async def host(settings: RouterSettings, runtime: Runtime) -> Hosted:
     """Fold the log, be known and alive, take requests. Errors: those of `Projection.start`."""
-    structlog.get_logger(component="router").info("decisions are compiled", kept_in=loops.kept_in())
+    structlog.get_logger(component="router").info("decisions are compiled", kept_in=kept_in(loops.costs))
     state = decider.initial(settings.cost_model())
     filters = [runtime.subjects.channel(each) for each in decider.HEARD]
     projection = Projection(runtime.log, filters, state, decider.evolve, runtime.keepsake)

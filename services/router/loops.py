@@ -1,23 +1,17 @@
 """The loops of a decision, compiled: what a request costs at every worker, in every way to serve it there, and who is cheapest.
 
-Plain functions over `int64` arrays, compiled by numba when this module is imported, or read from where an earlier process kept
-their machine code (ADR 33). Operations are neither reordered nor fused, which is numba's default, so that floats are worked out
-as `Coefficients.prefill_us` does it, and every microsecond is the same on every machine. What was kept is used until this file
-changes: constants of other files are compiled in.
+Plain functions over `int64` arrays (`shared/model/compiled.py`). Floats are worked out as `Coefficients.prefill_us` does it.
 
 Array names end in their axes: W workers, N places in a line, D depths of prefixes, O options, H holders, T candidates that are
 told, C the columns below.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
 import numpy as np
-from numba import njit
 
 from services.router.lines import FOREVER
 from services.router.roster import Bools
 from shared.model.calibration import PPM
+from shared.model.compiled import compiled
 from shared.model.cost import PREFILL_US_MAX, US_PER_S, Ints
 
 DEGREE, RATIO_PPM, WAITING_US, LATE_US, WAITING, LEFT_US, SIGN_NS, CHUNKED, FROM_NS, UNTIL_NS, HUNG_NS = range(11)
@@ -36,32 +30,8 @@ OWN, IN_FLIGHT, FETCHED, PENDING = range(4)
 """The ways: with the worker's own blocks, with those that a request before this one leaves, with those of another worker, and
 with what a split has left for it. An option has the columns of `pricing.Option`."""
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
-def _compiled(signature: str | None = None) -> Callable[[_Function], _Function]:
-    """Compile now, so that no decision waits for it, or as a part of others. Machine code is kept beside the source, or in the
-    user's cache folder; where neither can be written, every process compiles for itself."""
-
-    def compile_(function: _Function) -> _Function:
-        try:
-            compiled = njit(signature, cache=True, error_model="numpy")(function)
-        except RuntimeError as error:
-            if "no locator available" not in str(error):
-                raise
-            compiled = njit(signature, error_model="numpy")(function)
-        return cast(_Function, compiled)
-
-    return compile_
-
-
-def kept_in() -> str | None:
-    """Where the machine code is kept; None if this process has compiled it for itself."""
-    folder: str | None = cast(Any, costs).stats.cache_path
-    return folder
-
-
-@_compiled()
+@compiled()
 def service_us(cost: tuple[float, ...], degree: int, prompt_tokens: int, cached_tokens: int, ratio_ppm: int) -> int:
     """s without a fetch: `Coefficients.prefill_us` times the worker's ratio. At least 1, for a reservation of nothing could not
     be told from none."""
@@ -75,7 +45,7 @@ def service_us(cost: tuple[float, ...], degree: int, prompt_tokens: int, cached_
     return max(predicted_us // PPM * ratio_ppm + predicted_us % PPM * ratio_ppm // PPM, 1)
 
 
-@_compiled()
+@compiled()
 def ahead(
     row: int, work_us: int, ordered: bool, now_ns: int, line_CW: Ints, works_NW: Ints, sums_NW: Ints, chunks_2NW: Ints
 ) -> tuple[int, int]:
@@ -105,7 +75,7 @@ def ahead(
     return queue_us, delayed_jobs
 
 
-@_compiled("int64[::1](int64[::1], int64[::1], int64, int64, int64)")
+@compiled("int64[::1](int64[::1], int64[::1], int64, int64, int64)")
 def cached(row_H: Ints, blocks_H: Ints, block_tokens: int, usable_tokens: int, workers: int) -> Ints:
     """P of each worker: of the blocks that a holder has as much as the prompt can use. Holders that are no workers have a row
     after the last."""
@@ -116,7 +86,7 @@ def cached(row_H: Ints, blocks_H: Ints, block_tokens: int, usable_tokens: int, w
     return cached_W
 
 
-@_compiled("int64(int64[::1], boolean[::1], int64[::1])")
+@compiled("int64(int64[::1], boolean[::1], int64[::1])")
 def longest(cached_W: Ints, readable_W: Bools, rows_O: Ints) -> int:
     """The row, out of these, that may be read from and has most; -1 if none has anything."""
     found, tokens = -1, 0
@@ -126,7 +96,7 @@ def longest(cached_W: Ints, readable_W: Bools, rows_O: Ints) -> int:
     return found
 
 
-@_compiled(
+@compiled(
     "int64[:, ::1](UniTuple(float64, 6), int64, int64, float64, float64, boolean, boolean, boolean, int64,"
     "int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[:, :, ::1],"
     "int64[::1], int64[:, ::1], int64, boolean[::1], int64[:, ::1], int64[:, ::1])"
@@ -176,7 +146,7 @@ def costs(
     return cost_CW
 
 
-@_compiled("Tuple((int64[::1], int64))(int64[:, ::1], int64[::1], int64[::1], int64)")
+@compiled("Tuple((int64[::1], int64))(int64[:, ::1], int64[::1], int64[::1], int64)")
 def ranked(cost_CW: Ints, degree_W: Ints, rows_O: Ints, runners_up: int) -> tuple[Ints, int]:
     """Which of these rows are told of: the cheapest, the best of every other degree, the next so many. And the degree of the
     least price without queues. Of equals the first row counts, and the smallest degree."""

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.controller import replaying
 from services.controller.forecast import PPM, Question, Replayed, Rule
 from services.controller.forecaster import ProcessScorer
-from services.controller.replaying import RATES_PERCENT, WAITING_MAX, scores
+from services.controller.replaying import RATES_PERCENT, WAITING_MAX, replayed, scores
 from shared.model.cost import Coefficients, load_coefficients
 from shared.model.parameters import LOAD_PPM_MAX, LOAD_WINDOW_S
 
@@ -98,7 +97,7 @@ RULES = st.builds(
 @given(ARRIVALS, POOLS, RULES)
 def test_every_lane_is_the_plain_simulation_of_it(arrivals, pools, rule: Rule) -> None:
     question = Question(arrivals, pools, COEFFICIENTS, rule)
-    found_ARP = replaying.replayed(question)
+    found_ARP = replayed(question)
     for rate, percent in enumerate(RATES_PERCENT):
         for pool, degrees in enumerate(pools):
             assert found_ARP[:, rate, pool].tolist() == plain(question, degrees, percent)
@@ -175,4 +174,4 @@ def test_the_order_is_the_live_one(shortest_first: bool) -> None:
     arrivals = (Replayed(0, 8_000, 0), Replayed(1, 4_000, 0), Replayed(2, 1_000, 0))
     question = Question(arrivals, ((1,),), ONE_SECOND, Rule(1.0, 0.0, shortest_first))
     waited_s = (8 + 9 + 13) if shortest_first else (8 + 12 + 13)
-    assert replaying.replayed(question)[:, 1, 0].sum() == pytest.approx(waited_s * 1e6, abs=10)
+    assert replayed(question)[:, 1, 0].sum() == pytest.approx(waited_s * 1e6, abs=10)

@@ -17,6 +17,7 @@ from services.router.loops import DELAYED_JOBS, OCCUPANCY_US, OWN_US, PRICE_US, 
 from services.router.pricing import Option, Pricing, Ways, Weights, recorded_lines, service_us
 from services.router.roster import Roster
 from shared.contracts.ids import WorkerId
+from shared.model.compiled import kept_in
 from shared.model.cost import Coefficients
 
 COMPILED: Any = loops
@@ -97,8 +98,8 @@ def test_no_operations_are_fused() -> None:
 
 
 def test_where_nothing_can_be_kept_every_process_compiles_for_itself() -> None:
-    show = "from services.router import loops; print(loops.kept_in())"
+    show = "from services.router import loops; from shared.model.compiled import kept_in; print(kept_in(loops.costs))"
     nowhere = {**os.environ, "NUMBA_CACHE_LOCATOR_CLASSES": "UserProvidedCacheLocator", "NUMBA_CACHE_DIR": ""}
     told = subprocess.run([sys.executable, "-c", show], env=nowhere, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "None"
-    assert loops.kept_in() is not None
+    assert kept_in(loops.costs) is not None
