@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import socket
 import sys
 import tempfile
 from itertools import count
 from typing import Any, Self
 
 from bench.peers_world import BLOCK_TOKENS, block_number
+from cli.embedded.loopback import free_port
 from shared.contracts.ids import RequestId, WorkerId
 from simulation.baselines.rule import Prompt, WorkerView
 from simulation.baselines.sglang import CacheAware
@@ -35,7 +35,7 @@ class SGLang:
         logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
         self._client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         urls = [await worker.serve(self._arrived) for worker in self._workers]
-        port, metrics_port = _free_port(), _free_port()
+        port, metrics_port = free_port(), free_port()
         self._url = f"http://127.0.0.1:{port}"
         self._log = tempfile.NamedTemporaryFile(prefix="sglang-router-", suffix=".log", delete=False)  # noqa: SIM115
         self._process = await asyncio.create_subprocess_exec(
@@ -135,13 +135,6 @@ class _Worker:
 
     async def close(self) -> None:
         await self._runner.cleanup()
-
-
-def _free_port() -> int:
-    """The router takes no 0."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _text(prompt: Prompt, number: int) -> str:

@@ -26,8 +26,9 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from bench.router.serving import connected, free_port, served
+from bench.router.serving import connected, served
 from bench.running import System, system
+from cli.embedded.loopback import free_port
 from shared.runtime.clock import SystemClock
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "

@@ -4,7 +4,8 @@
 environment of its own, which needs little else of this project:
 
     python3 -m venv build/peers
-    build/peers/bin/pip install ai-dynamo-runtime==1.6.1 pydantic numpy orjson sglang-router==0.3.2 smg==1.13.0
+    build/peers/bin/pip install ai-dynamo-runtime==1.6.1 sglang-router==0.3.2 smg==1.13.0
+    build/peers/bin/pip install pydantic numpy orjson numba psutil
     build/peers/bin/python -m bench.router match
 
 `placements --peers build/peers` and `proxy --peers build/peers` start all that they ask, ours and the others.

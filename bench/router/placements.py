@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.router.pool import chain_of, prompt
-from bench.router.serving import connected, free_port, post, served
+from bench.router.serving import connected, post, served
 from bench.router.timing import HEADING, of
 from bench.running import modelled
+from cli.embedded.loopback import free_port
 from shared.model.blocks import Tokens
 
 ROUNDS = 100

@@ -19,9 +19,10 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from bench.router.serving import connected, free_port, post, served
+from bench.router.serving import connected, post, served
 from bench.router.timing import HEADING, of
 from bench.running import modelled
+from cli.embedded.loopback import free_port
 
 SIZES = (1 << 10, 32 << 10, 256 << 10)
 ROUNDS = 100

@@ -1,12 +1,13 @@
 """Other projects' servers as processes, and what is common to asking them and ours over loopback."""
 
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
+
+from cli.embedded.loopback import free_port
 
 READY_S_MAX = 60.0
 
@@ -26,13 +27,6 @@ def served(command: list[str], answers: Callable[[str], bool]) -> Iterator[tuple
     finally:
         process.terminate()
         process.wait()
-
-
-def free_port() -> int:
-    """The servers take no 0."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def post(connection: HTTPConnection, path: str, body: bytes, kind: str = "json") -> tuple[int, bytes]:
