@@ -86,7 +86,10 @@ def decide(evidence: Evidence, seen_seq: int) -> list[CalibrationUpdated]:
     before = float(np.abs(relative_errors(samples, current)).mean())
     if before < ERROR_MIN:
         return []
-    found = fit(samples, "with g", refit_of(current.version, seen_seq))
+    try:
+        found = fit(samples, "with g", refit_of(current.version, seen_seq))
+    except ValidationError:
+        return []  # a coefficient beyond what any set may have
     after = found.held_out
     if after is None or after.mape > ERROR_SHARE_MAX * before or not _bounded(current, found.coefficients, samples):
         return []

@@ -31,7 +31,7 @@ from shared.model.tenants import OTHERS, Shares
 MINUTE_S = 60
 SECONDS_MAX = 16 * MINUTE_S
 """Seconds that are kept, the latest that something was first heard of: the minute that counts of sixteen routers no two of
-whose clocks agree. What a clock that is wrong by more than a minute assigns is not counted by others, and hides nobody's."""
+whose clocks agree. What a clock that is wrong by two minutes assigns is not counted by others, and hides nobody's."""
 
 _SECOND_NS = 10**9
 

@@ -140,6 +140,7 @@ def test_a_prefill_that_shared_a_step_is_no_evidence_and_one_of_several_steps_is
     alone_us = GIVEN.prefill_us(1, 1_000, 0)
     controller.prefill(1, 1_000, 0, 1.0, predicted_us=alone_us - 5_000)
     controller.prefill(1, 1_000, 0, 1.0, predicted_us=0)
+    controller.prefill(1, 1_000, 0, 1.0, predicted_us=alone_us - 1)
     assert not controller.state.evidence.samples
     controller.prefill(1, 1_000, 0, 0.5, predicted_us=alone_us + 2 * 10_000, steps=3)
     [sample] = controller.state.evidence.samples
@@ -160,6 +161,25 @@ def test_a_node_with_another_set_and_a_single_outlier_say_nothing() -> None:
     controller = Controller()
     controller.prefill(1, 1_000, 0, 60.0)
     assert not controller.state.evidence.samples
+
+
+def test_what_no_set_may_say_is_not_adopted() -> None:
+    """A constant of 3,700 s, where 3,600 are the limit of a coefficient."""
+    controller = Controller()
+    hours = Coefficients(version="c", d=2_000, a=1e-5, b=0, c=1e-4, alpha=1e-9)
+    controller.story.tell(RouterRegistered(router=RouterId("q"), coefficients=hours.model_dump()))
+    for degree, (R, P) in product((1, 2, 4), SHAPES):
+        alone_us = hours.prefill_us(degree, R, P)
+        controller.prefill(degree, R, P, alone_us / 1e6 * 1.85, predicted_us=alone_us)
+    assert len(controller.state.evidence.samples) >= SAMPLES_MIN
+    assert controller.decided() is None
+
+
+def test_evidence_is_bounded_however_many_shapes_there_are() -> None:
+    controller = Controller()
+    for degree, R, P in product((1, 2, 4), range(16), range(16)):
+        controller.prefill(degree, 1 << R, 1 << P, GIVEN.prefill_us(degree, 1 << R, 1 << P) / 1e6)
+    assert len(controller.state.evidence.cells) == refitting.CELLS_MAX
 
 
 def test_who_starts_on_what_was_kept_knows_the_set_that_prices() -> None:

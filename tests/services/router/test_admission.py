@@ -100,8 +100,9 @@ class TestLimits:
         ask(log, of("a", "1", 3_000), NOW_NS)
         for minutes in range(2, 90):
             ask(log, of("b", f"ahead-{minutes}", 10), NOW_NS + minutes * 60 * SECOND_NS, source=OTHER)
+        ask(log, of("a", "ahead", 400), NOW_NS + 180 * SECOND_NS, source=OTHER)
         refused = ask(log, of("a", "2"), NOW_NS + SECOND_NS)
-        assert met(refused).used == 3_000
+        assert met(refused).used == 3_000, "and what is three minutes ahead is in no minute here"
         assert isinstance(ask(log, of("a", "3"), NOW_NS + 61 * SECOND_NS), RequestAssigned)
 
     def test_what_is_kept_of_seconds_is_bounded_and_the_minute_is_in_it(self) -> None:

@@ -45,10 +45,11 @@ def copy(blocks: list[BlockId], operation: str = "o", at: WorkerId | None = None
 
 @dataclass
 class OtherNode:
-    """Has the blocks of `held`, and remembers what it was asked."""
+    """Has the blocks of `held`, and remembers what it was asked; the answer takes `silent_s`."""
 
     world: World
     held: set[BlockId]
+    silent_s: float = 0.0
     pins: list[Pin] = field(default_factory=list)
     unpins: list[Unpin] = field(default_factory=list)
 
@@ -62,6 +63,8 @@ class OtherNode:
             return encode_message(Accepted())
         assert isinstance(command, Pin)
         self.pins.append(command)
+        if self.silent_s:
+            await self.world.clock.sleep(self.silent_s)
         asked = [command.block_ids[start : start + 16] for start in range(0, len(command.block_ids), 16)]
         slot = PinnedSlot(rank=0, index=1, generation=1)
         slots = tuple(slot if block in self.held else None for block in asked)

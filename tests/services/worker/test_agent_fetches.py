@@ -317,3 +317,30 @@ async def test_a_fetch_that_makes_no_sense_is_refused(blocks: int, source: Worke
         command = world.assignment("a", prompt(10 * BLOCK_TOKENS + 1), fetch_from=source, fetch_blocks=blocks)
         refused = await world.ask(command)
         assert (refused.reason, "fetch_blocks" in refused.detail) == ("bad-command", True)  # type: ignore[union-attr]
+
+
+async def test_what_a_source_was_last_seen_to_do_counts_and_having_lost_blocks_is_no_silence() -> None:
+    world = world_of()
+    async with running(world):
+        node = await other(world, [block for seed in (0, 3) for block in chain(10, seed)])
+        told = []
+        for number, silent_s in enumerate((0.0, 0.0, 0.0, 60.0, 0.0)):
+            node.silent_s = silent_s
+            await ask_for(world, f"{number}", 10 * BLOCK_TOKENS + 1, seed=number)
+            await world.clock.advance(10.0)
+            told.append(completed(world, f"{number}").fetch_fallback)
+        assert told == [None, "no-source", "no-source", "time-limit", "silent"]
+
+
+async def test_who_speaks_again_after_silence_is_as_fast_as_it_was_seen_then() -> None:
+    """At a third of its bandwidth a fetch would be dearer than to compute."""
+    world = world_of(replace(SMALL, link_bytes_per_s=2e6))
+    async with running(world):
+        node = await other(world, [block for seed in range(3) for block in chain(10, seed)])
+        told = []
+        for number, (silent_s, wait_s) in enumerate(((60.0, 130.0), (0.0, 10.0), (0.0, 10.0))):
+            node.silent_s = silent_s
+            await ask_for(world, f"{number}", 10 * BLOCK_TOKENS + 1, seed=number)
+            await world.clock.advance(wait_s)
+            told.append(completed(world, f"{number}").fetch_fallback)
+        assert told == ["time-limit", None, None]
