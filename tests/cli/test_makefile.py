@@ -15,7 +15,7 @@ def make(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_make_alone_prints_the_targets() -> None:
     printed = make(ROOT).stdout
     assert re.findall(r"make (\w+) ", printed) == [
-        "help", "install", "model", "demo", "up", "profile", "test", "constraints", "docs", "clean",
+        "help", "install", "model", "demo", "up", "profile", "tables", "test", "constraints", "docs", "clean",
     ]  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def test_a_point_counts_by_its_median() -> None:
         ({"version": "next", "points": "in another form"}, "version: .*profile version next is unknown"),
         ({"kind": "trace"}, "kind: Input should be 'vertumnus-profile'"),
         ({"points": []}, "points: Tuple should have at least 1"),
-        ({"degrees": [3]}, "degrees.0: .*no degree"),
+        ({"degrees": [3]}, "degrees.0: .*1, 2, 4 or 8"),
         (
             {"points": [{"degree": 1, "uncached_tokens": 0, "cached_tokens": 0, "seconds": [1]}]},
             r"points\.0\.uncached_tokens: Input should be greater than or equal to 1",
