@@ -31,8 +31,10 @@ from shared.contracts.events import (
     LeadershipTaken,
     NodeDeclaredLost,
     ParametersChanged,
+    PrefillCompleted,
     ReconfigurationAdvised,
     ReconfigurationPlanned,
+    RequestAssigned,
     RouterLost,
     RouterRegistered,
     Thawed,
@@ -118,8 +120,10 @@ def evolve(state: State, stored: Stored) -> None:
         saga_model.evolve(state.sagas, stored, state.pool)
     windows_model.evolve(state.windows, stored, state.parameters)
     activity_model.evolve(state.activity, stored)
-    arrivals_model.evolve(state.arrivals, stored)
-    refitting.evolve(state.evidence, stored, state.pool)
+    if not serving or isinstance(data, RequestAssigned):
+        arrivals_model.evolve(state.arrivals, stored)
+    if not serving or isinstance(data, PrefillCompleted):
+        refitting.evolve(state.evidence, stored, state.pool)
     keepsake_model.evolve(state.keepsake, stored)
     state.seen_seq = max(state.seen_seq, stored.stream_seq)
     if serving:

@@ -137,13 +137,15 @@ def initial(coefficients: Coefficients) -> State:
 def evolve(state: State, stored: Stored) -> None:
     """Fold one event."""
     data = stored.data
-    if type(data) not in SERVING:
+    serving = type(data) in SERVING
+    if not serving:
         pool_model.evolve(state.pool, stored)
         state.parameters = parameters_model.evolve(state.parameters, stored)
         state.coefficients = cost_model.evolve(state.coefficients, stored)
     holders_model.evolve(state.holders, stored)
     loads_model.evolve(state.loads, stored, state.holders.chains)
-    calibration_model.evolve(state.calibration, stored, state.pool, state.coefficients)
+    if not serving or isinstance(data, PrefillCompleted):
+        calibration_model.evolve(state.calibration, stored, state.pool, state.coefficients)
     usage_model.evolve(state.usage, stored, state.loads, state.parameters)
     match data:
         case RequestAssigned():

@@ -15,10 +15,13 @@ from typing import NamedTuple
 from services.router.loads import Loads, OpenRequest
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
+    BlocksEvicted,
+    BlocksStored,
     NodeDeclaredLost,
     NodeLost,
     NodeRegistered,
     ParametersChanged,
+    PrefillStarted,
     RequestAssigned,
     RequestHeld,
     RequestReceived,
@@ -159,6 +162,8 @@ def evolve(usage: Usage, stored: Stored, loads: Loads, parameters: Parameters) -
             if data.attempt == 1 and data.request in usage.tenant_of:
                 _serve(usage, data)
             _follow(usage, data.request, loads)
+        case PrefillStarted() | BlocksStored() | BlocksEvicted():
+            pass  # half of the log, and nobody has more or less by it
         case NodeRegistered() | NodeLost() | NodeDeclaredLost() | RouterLost():
             for request in tuple(usage.counted):
                 _follow(usage, request, loads)

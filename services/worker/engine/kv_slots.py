@@ -179,7 +179,8 @@ class KvSlots:
                 continue
             unpinned = self._unpinned[slot.rank]
             unpinned[slot.index] = slot
-            if not self._is_held(slot):
+            # `_is_held`, without its two calls for every block of every prompt.
+            if self._holder_of[slot.rank].held.get(slot.block) is not slot:
                 unpinned.move_to_end(slot.index, last=False)
 
     # --- self-check
