@@ -31,7 +31,7 @@ OWN, IN_FLIGHT, FETCHED, PENDING = range(4)
 with what a split has left for it. An option has the columns of `pricing.Option`."""
 
 
-@compiled()
+@compiled("int64(UniTuple(float64, 6), int64, int64, int64, int64)")
 def service_us(cost: tuple[float, ...], degree: int, prompt_tokens: int, cached_tokens: int, ratio_ppm: int) -> int:
     """s without a fetch: `Coefficients.prefill_us` times the worker's ratio. At least 1, for a reservation of nothing could not
     be told from none."""
@@ -45,7 +45,9 @@ def service_us(cost: tuple[float, ...], degree: int, prompt_tokens: int, cached_
     return max(predicted_us // PPM * ratio_ppm + predicted_us % PPM * ratio_ppm // PPM, 1)
 
 
-@compiled()
+@compiled(
+    "UniTuple(int64, 2)(int64, int64, boolean, int64, int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[:, :, ::1])"
+)
 def ahead(
     row: int, work_us: int, ordered: bool, now_ns: int, line_CW: Ints, works_NW: Ints, sums_NW: Ints, chunks_2NW: Ints
 ) -> tuple[int, int]:

@@ -6,6 +6,7 @@ What was kept is used until the function's file changes: constants of other file
 """
 
 from collections.abc import Callable
+from pickle import UnpicklingError
 from typing import Any, TypeVar, cast
 
 from numba import njit
@@ -13,15 +14,15 @@ from numba import njit
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def compiled(signature: str | None = None) -> Callable[[_Function], _Function]:
-    """Compile now, so that nobody waits for it later, or as a part of others. Machine code is kept beside the source, or in the
-    user's cache folder; where neither can be written, every process compiles for itself."""
+def compiled(signature: str) -> Callable[[_Function], _Function]:
+    """Compile now, so that nobody waits for it later. Machine code is kept beside the source, or in the user's cache folder.
+    Where neither can be written or the disk is full, and where what is kept was cut off, every process compiles for itself."""
 
     def compile_(function: _Function) -> _Function:
         try:
             found = njit(signature, cache=True, error_model="numpy")(function)
-        except RuntimeError as error:
-            if "no locator available" not in str(error):
+        except (RuntimeError, OSError, EOFError, UnpicklingError) as error:
+            if isinstance(error, RuntimeError) and "no locator available" not in str(error):
                 raise
             found = njit(signature, error_model="numpy")(function)
         return cast(_Function, found)
