@@ -48,8 +48,8 @@ class Rows:
         return len(self._values) // len(self.COLUMNS)
 
     def column(self, name: str) -> Column:
-        """Shape (requests,)."""
-        return np.array(self._values, dtype=np.int64)[self.COLUMNS.index(name) :: len(self.COLUMNS)]
+        """Shape (requests,). A copy of nothing else: ten million rows are half a gigabyte."""
+        return np.array(self._values[self.COLUMNS.index(name) :: len(self.COLUMNS)], dtype=np.int64)
 
 
 class Times(NamedTuple):

@@ -2,16 +2,19 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from one_by_one import cheapest
-from router_world import ME, NOW_NS, SECOND_NS, Log, arrival, chunk, committed, pool_of, prefilled, started
+from router_world import ME, NOW_NS, ROUND, SECOND_NS, Log, arrival, chunk, committed, pool_of, prefilled, started
 
+from services.router import decider
 from services.router.decider import Moment, assign_again, receive, redirect, weigh
 from services.router.placement import Question, digest
 from shared.contracts.envelope import EventData
 from shared.contracts.events import (
+    CalibrationUpdated,
     Cordoned,
     DrainStarted,
     EpochAborted,
@@ -171,3 +174,44 @@ class Pools(RuleBasedStateMachine):
 
 TestPools = Pools.TestCase
 TestPools.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_who_has_waited_too_long_has_not_if_the_clock_is_set_back() -> None:
+    log = Log()
+    log.fold(*pool_of(8), ParametersChanged(parameters_version=1, changes=POLICIES[0], asked_by="t"))
+    log.fold(*receive(log.state, arrival("long", 2_000), Moment(NOW_NS, log.seq)), source=ME)
+    queues_us = []
+    for seconds in (0, 600, 0):
+        placement, _ = weigh(log.state, Question(1_000, arrival("x").chain, NOW_NS + seconds * SECOND_NS))
+        assert placement is not None
+        queues_us.append(placement.winner.queue_us)
+    assert queues_us == [0, 3_000_000, 0]
+
+
+def test_no_more_workers_wait_to_be_read_than_anybody_asks_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    log.fold(*pool_of(2, 2, 2, 2))
+    for number in range(4):
+        log.fold(*receive(log.state, arrival(f"r{number}"), Moment(NOW_NS, log.seq)), source=ME)
+    monkeypatch.setattr(decider, "TOUCHED_MAX", 2)
+    for request, opened in log.state.loads.open.items():
+        log.fold(started(request, opened.worker), time_ns=NOW_NS)
+        assert len(log.state.loads.touched) <= 2
+    weigh(log.state, Question(1_000, arrival("x").chain, NOW_NS))
+    log.state.board.check(log.state.pool, log.state.loads, log.state.calibration)
+
+
+def test_what_was_measured_begins_anew_with_new_coefficients() -> None:
+    log = Log()
+    log.fold(*pool_of(8), ParametersChanged(parameters_version=1, changes=POLICIES[0], asked_by="t"))
+    log.fold(*receive(log.state, arrival("r"), Moment(NOW_NS, log.seq)), source=ME)
+    done = prefilled("r", "n0/1/0").model_copy(update={"prefill_us": 300_000, "predicted_us": 100_000})
+    log.fold(*[done] * 9)
+    ratios = []
+    for _ in range(2):
+        placement, _ = weigh(log.state, Question(1_000, arrival("x").chain, NOW_NS))
+        assert placement is not None
+        ratios.append(round(placement.winner.ratio, 3))
+        fitted = ROUND.model_dump()
+        log.fold(CalibrationUpdated(coefficients=fitted, samples=64, error_before=0.1, error_after=0.1))
+    assert ratios == [3.0, 1.0]

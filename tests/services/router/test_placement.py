@@ -1,6 +1,7 @@
 """The placement rule against sums done by hand. `ROUND`: 1,000 uncached tokens take 1 s + 4 s / C, cached ones 0.1 s."""
 
 import struct
+from dataclasses import replace
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from router_world import (
     started,
 )
 
-from services.router.decider import Moment, look, receive
+from services.router.decider import Moment, look, receive, weigh
 from services.router.outlook import weights
 from services.router.placement import Able, Placement, Question, choose, digest
 from services.router.pricing import Pricing, Ways, recorded_lines
@@ -150,6 +151,15 @@ class TestPrice:
         policy = Parameters(placement_policy="least-work")
         assert place(candidate("a", 1), candidate("d", 8), parameters=policy).winner.worker == "d/1/0"
 
+    def test_lambda_counts_from_the_smallest_degree_that_is_in_time(self) -> None:
+        log = Log()
+        log.fold(*pool_of(1, 1, 2, 4), *pool_of(8, node="n1"))
+        placement, excluded = weigh(log.state, replace(ask(), within_us=2_500_000))
+        assert placement is not None
+        assert excluded == dict.fromkeys(("n0/1/0", "n0/1/1", "n0/1/2"), "slo")
+        # 4·2 s are no extra; 8·1.5 s are 4 s more.
+        assert {each.degree: each.occupancy_us for each in placement.candidates} == {4: 0, 8: 400_000}
+
 
 class TestRecord:
     def test_winner_then_best_of_each_degree_then_the_next_four(self) -> None:
@@ -168,6 +178,12 @@ class TestRecord:
         for version, raw in told.items():
             expected = blake2b(raw, digest_size=16).hexdigest()
             assert placement.prices.digest(version) == digest(prices, version) == expected
+
+    def test_a_part_of_a_roster_is_of_the_rows_that_were_asked_for_last(self) -> None:
+        roster = Roster([(WorkerId("n0/1/0"), 2), (WorkerId("n0/1/2"), 4), (WorkerId("n1/1/0"), 8)])
+        parts = [roster.only(np.array(rows)) for rows in ([0, 1], [1, 2], [0, 1])]
+        assert [each.workers for each in parts] == [roster.workers[:2], roster.workers[1:], roster.workers[:2]]
+        assert [each.smallest for each in parts] == [2, 4, 2]
 
     def test_rows_are_in_the_order_of_ids_however_they_come(self) -> None:
         roster = Roster([(WorkerId("n1/1/0"), 2), (WorkerId("n01/1/8"), 4), (WorkerId("n01/1/0"), 8)])

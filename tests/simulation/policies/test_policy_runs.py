@@ -205,3 +205,10 @@ def test_nodes_change_under_load_and_nobody_is_lost() -> None:
 def test_requests_come_in_order() -> None:
     with pytest.raises(ValueError, match="before the one ahead"):
         simulate(pool(), [asked(2, 100), asked(1, 100)])
+
+
+def test_a_column_holds_no_other() -> None:
+    simulation = Simulation(exact(1))
+    simulation.run([asked(0, 1_000, first_block=1_000), asked(9, 500, first_block=2_000)])
+    column = simulation.rows.column("prompt_tokens")
+    assert (column.tolist(), column.base) == ([1_000, 500], None)
