@@ -17,7 +17,9 @@ RUN groupadd --gid 10001 vertumnus \
  && for directory in /run/vertumnus/secrets /var/lib/vertumnus/models /var/lib/nats; do \
       mkdir -p "$directory" && chown 10001:10001 "$directory" && chmod 0750 "$directory"; done
 ENV PYTHONPATH=/opt/vertumnus
-RUN printf '%s\n' '#!/usr/local/bin/python3' 'from cli.main import app' 'app()' > /usr/local/bin/vertumnus \
+# Processes that a command spawns read this file too.
+RUN printf '%s\n' '#!/usr/local/bin/python3' 'from cli.main import app' 'if __name__ == "__main__":' '    app()' \
+      > /usr/local/bin/vertumnus \
  && chmod 0755 /usr/local/bin/vertumnus
 WORKDIR /opt/vertumnus
 # The packages before the source: a change of the source builds in a second.

@@ -18,11 +18,11 @@ WITH_MODEL = {"router", "worker"}
 VARIANTS = {"plain": (), "modelled": ("-f", "docker-compose.yml", "-f", "deploy/compose/modelled.yaml")}
 
 
-def rendered(*files: str) -> dict[str, Any]:
+def rendered(*files: str, profile: str = "") -> dict[str, Any]:
     """The services, with every default in place and nothing of this machine's environment."""
     compose = Path(sys.executable).with_name("docker-compose")
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-    argv = [compose, "--env-file", os.devnull, *files, "config", "--format", "json"]
+    argv = [compose, "--env-file", os.devnull, *files, "--profile", profile, "config", "--format", "json"]
     done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "is not set" not in done.stderr, done.stderr
@@ -36,6 +36,26 @@ def pool(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def test_the_whole_system_is_there() -> None:
     assert set(rendered()["services"]) == SERVICES | SERVERS | ONE_SHOTS
+
+
+def test_who_verifies_is_started_by_name_only_and_has_the_memory() -> None:
+    verify = rendered(profile="verify")["services"]["verify"]
+    assert verify["entrypoint"] + verify["command"] == ["vertumnus", "verify", "--new", "--keep", "--json"]
+    assert int(verify["mem_limit"]) == 3 * 1024**3
+    assert set(verify["networks"]) == {"record"}
+    assert verify["restart"] == "no"
+
+
+def test_processes_that_the_command_spawns_do_not_run_it_again() -> None:
+    written = (ROOT / "Dockerfile").read_text()
+    script = re.search(r"printf '%s\\n' (.+) \\\n +> /usr/local/bin/vertumnus", written)
+    assert script is not None
+    assert [line.strip("'") for line in re.findall("'[^']*'", script[1])] == [
+        "#!/usr/local/bin/python3",
+        "from cli.main import app",
+        'if __name__ == "__main__":',
+        "    app()",
+    ]
 
 
 def test_a_modelled_pool_needs_no_model_and_no_torch() -> None:
