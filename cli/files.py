@@ -1,5 +1,7 @@
 """Files that a command writes: whole, or not at all."""
 
+import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,14 +10,18 @@ from typing import BinaryIO
 
 @contextmanager
 def whole(out: Path) -> Iterator[BinaryIO]:
-    """A file to write into, which gets its name when everything is in it; after an error there is none.
+    """A file to write into, which gets its name when everything is in it and on disk; after an error there is none.
 
-    Errors: OSError.
+    Errors: OSError, BlockingIOError while somebody else writes the same one.
     """
     partial = out.with_name(f"{out.name}.partial")
-    try:
-        with partial.open("wb") as file:
+    with partial.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.truncate(0)
+        try:
             yield file
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
+            file.flush()
+            os.fsync(file.fileno())
+            partial.replace(out)
+        finally:
+            partial.unlink(missing_ok=True)

@@ -171,8 +171,8 @@ async def _note_refits(connection: Any, events: list[Stored], notes: list[str]) 
         if (to_seq := refit_seq(version)) is None:
             continue
         fits = EventFilter(type=CalibrationUpdated.TYPE)
-        for each in await queries.events(connection, UUID(log), to_seq, fits, 1):
-            fit = history.stored(each).data
+        for each in _stored(await queries.events(connection, UUID(log), to_seq, fits, 1), notes):
+            fit = each.data
             # It may have been fitted in an earlier log, from which this one has it.
             if isinstance(fit, CalibrationUpdated) and fit.coefficients.get("version") == version:
                 notes.append(

@@ -13,6 +13,9 @@ from shared.model.cost import Coefficients, Ints
 from shared.model.parameters import PlacementPolicy
 
 NOTHING_W: Ints = np.zeros(0, dtype=np.int64)
+INT64_MAX = 2**63 - 1
+"""A ratio that is none, in a record that was changed, is made this one: the prices differ, and that is told."""
+
 WHENCE = ("in_flight_tokens", "fetched_tokens", "fetch_from")
 """What a record says of a prefix that is no input of its price."""
 
@@ -52,7 +55,7 @@ def _placed_again(data: RequestAssigned, prompt_tokens: int, coefficients: Coeff
         roster,
         (each.queue_us for each in recorded),
         (each.delayed_jobs for each in recorded),
-        (round(each.ratio * PPM) for each in recorded),
+        (min(round(each.ratio * PPM), INT64_MAX) for each in recorded),
     )
     weights = Weights(cast(PlacementPolicy, data.policy), data.beta, data.lam)
     pricing = Pricing(coefficients, prompt_tokens, weights, roster, roster.smallest, lines, data.now_ns, True, True)

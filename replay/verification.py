@@ -1,10 +1,12 @@
 """The whole record verified, in as many processes as it is worth, on one view of the database."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import Any, NamedTuple
 
 from replay import history, keeping
@@ -25,7 +27,7 @@ Progress = Callable[[int], None]
 
 class Verification(NamedTuple):
     """What was read and what was found. `begun_seq` is where the folding began, 0 for the beginning; `kept` is the state at the
-    newest seal, if it was asked for and there is one. `reached_seq` is the newest log's last sequence."""
+    newest seal, if it was asked for and there is one. `reached_seq` is up to where the newest log was."""
 
     logs: int
     events: int
@@ -65,8 +67,8 @@ async def verify(
     many processes; None for what the record is worth.
 
     It is folded from its beginning, or, if `span` begins later, from a state that was kept before it. `keep`: keep the state at
-    the newest seal for the next time. `progress` is told how many events have been folded. Errors: BadState; those of
-    `database.connect`.
+    the newest seal for the next time, unless something differs: what begins behind it would not find that again. `progress` is
+    told how many events have been folded. Errors: BadState; those of `database.connect`.
     """
     async with database.view(database_url) as connection:
         logs = await reading.logs(connection)
@@ -76,7 +78,7 @@ async def verify(
         with ExitStack() as stack:
             processes = None
             if others:
-                pool = ProcessPoolExecutor(len(others), mp_context=get_context("spawn"))
+                pool = ProcessPoolExecutor(len(others), get_context("spawn"), end_with_parent)
                 processes = stack.enter_context(pool)
             loop = asyncio.get_running_loop()
             asked = [_Asked(database_url, view, span, deep, part, keep_at) for part in (own, *others)]
@@ -84,12 +86,12 @@ async def verify(
             with seldom_collected():
                 # Together: whoever fails first is heard, and the others then are as well.
                 shares = await asyncio.gather(_part(connection, logs, asked[0], progress), *found)
-    first, kept = shares[0], [each.kept for each in shares if each.kept is not None]
-    if kept:
-        state = together(kept)
-        first = first._replace(kept=state)
+    findings = Findings.together([each.findings for each in shares])
+    kept = [each.kept for each in shares if each.kept is not None]
+    state = together(kept) if kept and findings.clean else None
+    if state is not None:
         await _keep(database_url, Place(logs[-1].number, keep_at), state)
-    return first._replace(findings=Findings.together([each.findings for each in shares]))
+    return shares[0]._replace(findings=findings, kept=state)
 
 
 async def _keep(database_url: str, place: Place, kept: Frozen) -> None:
@@ -103,6 +105,17 @@ async def _keep(database_url: str, place: Place, kept: Frozen) -> None:
 async def _newest_seal(connection: Any, logs: list[LogInfo]) -> int:
     places = await partial.sealed_places(connection, logs[-1].number, logs[-1].log) if logs else {}
     return max((place.seq for place in places), default=0)
+
+
+def end_with_parent() -> None:
+    """Begun in each process of a pool: it would wait for work for ever once the command that had it has been killed."""
+
+    def wait() -> None:
+        if (parent := parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
 
 
 def _elsewhere(asked: _Asked) -> Verification:
@@ -139,7 +152,7 @@ async def _part(connection: Any, logs: list[LogInfo], asked: _Asked, progress: P
         await kept.at_end(log.stream_seq)
         verifier.end()
         inherited = verifier.past.legacy()
-        told = told._replace(begun_seq=after_seq, kept=kept.frozen, reached_seq=log.stream_seq)
+        told = told._replace(begun_seq=after_seq, kept=kept.frozen, reached_seq=min(log.stream_seq, asked.span.to_seq))
     return told
 
 

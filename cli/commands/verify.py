@@ -58,6 +58,8 @@ def verify(
         raise typer.BadParameter(str(error)) from error
     if new and (first or last):
         raise typer.BadParameter("--new is a range of its own: give it, or --from and --to")
+    if keep and last:
+        raise typer.BadParameter("--keep is up to the newest seal: what lies behind --to would never be verified")
     url = database_url()
     if new:
         asked = run(lambda: since_kept(url))
@@ -67,14 +69,14 @@ def verify(
         found = _verified(
             lambda: run(lambda: verify_record(url, asked, deep=deep, jobs=jobs, keep=keep, progress=told))
         )
-    if metrics is not None:
-        _write_metrics(metrics, found)
     if json:
         import orjson
 
         print(orjson.dumps(_document(found)).decode())
     else:
         _print(found)
+    if metrics is not None:
+        _write_metrics(metrics, found)
     if not (found.clean or (new and found.findings.clean)):
         raise typer.Exit(EXIT_FAILED)
 

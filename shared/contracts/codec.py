@@ -89,7 +89,11 @@ def _check_width(raw: bytes) -> None:
     while at >= 0:
         end = at + len(_WIDE)
         if raw.startswith(b"9", at) or digits.startswith(b"0", end):
-            if _has_wide_number(json.loads(raw)):
+            try:
+                wide = _has_wide_number(json.loads(raw))
+            except RecursionError:
+                raise BadEvent("nested too deeply") from None
+            if wide:
                 raise BadEvent("a whole number has more than 64 bits")
             return
         at = digits.find(_WIDE, end)

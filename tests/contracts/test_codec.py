@@ -184,6 +184,14 @@ def test_a_number_that_no_database_takes_is_neither_written_nor_read(number: int
         decode(raw)
 
 
+@pytest.mark.parametrize("depth", [300, 1_000, 20_000])
+@pytest.mark.parametrize("inmost", [b"12345678901234567890", b'"12345678901234567890"'])
+def test_what_is_nested_too_deeply_is_a_bad_event(depth: int, inmost: bytes) -> None:
+    nested = b"[" * depth + inmost + b"]" * depth
+    with pytest.raises(BadEvent):
+        decode(encode(example(RequestReceived))[:-1] + b',"more":' + nested + b"}")
+
+
 def test_an_event_counts_on_the_subjects_of_its_channel_only() -> None:
     subjects = Subjects("main")
     for _, cls in ALL:

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from services.ledger.records import Arrival
 from services.router import placement
 from shared.contracts.envelope import Stored
 from shared.contracts.events import CalibrationUpdated, RequestAssigned, RequestCompleted, RequestRedirected, RouterLost
@@ -86,6 +87,19 @@ async def test_what_coefficients_were_fitted_to_is_told(writer: RecordWriter, mo
         f"coefficients toy+{fit.to_seq} were fitted to {fit.samples} prefills up to event {fit.to_seq}: "
         f"a mean error of 50.0% became {fit.error_after:.1%}"
     )
+
+
+async def test_a_fit_that_cannot_be_read_is_told(writer: RecordWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERTUMNUS_DATABASE_URL", writer.url)
+    world = refitted()
+    damaged = [
+        Arrival(each.stream_seq, each.raw.replace(b'"samples":', b'"samples":"x","was":'))
+        if b'"calibration-updated"' in each.raw else each
+        for each in arrivals(world.log)
+    ]  # fmt: skip
+    await writer.write(damaged)
+    told = await explained(last(world, RequestAssigned).request, "--recorded")
+    assert any("cannot be read: data.samples" in each for each in told["notes"])
 
 
 async def test_a_terminal_shows_the_whole_story(world: World) -> None:

@@ -8,8 +8,11 @@ import asyncpg
 import orjson
 import pytest
 
+from replay.verification import verify
 from services.ledger.database import driver_url
+from services.router import decider as router
 from tests.replay.test_parts_of_records import record, vertumnus
+from tests.replay.test_verifying import second_best
 from tests.services.ledger.record_writer import RecordWriter
 
 
@@ -33,6 +36,21 @@ async def test_what_is_new_is_verified_and_told_to_prometheus(
     assert "--new is a range of its own" in refused
     nowhere = await vertumnus(writer.url, "verify", "--metrics", str(tmp_path / "no" / "where.prom"), status=1)
     assert "No such file" in nowhere
+    assert "decisions come out again" in nowhere, "what was found is told whatever becomes of the metrics"
+    assert "behind --to" in await vertumnus(writer.url, "verify", "--keep", "--to", "5", status=2)
+    upto = json.loads(await vertumnus(writer.url, "verify", "--to", "100", "--json"))
+    assert upto["reached_seq"] == 100
+
+
+async def test_nothing_is_kept_while_a_decision_differs(writer: RecordWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next run would begin behind it, and find nothing."""
+    await record(writer)
+    with monkeypatch.context() as planted:
+        planted.setattr(router, "choose", second_best(router.choose))
+        found = await verify(writer.url, keep=True, jobs=1)
+    assert found.findings.differences
+    assert found.kept is None
+    assert (await verify(writer.url, keep=True, jobs=1)).begun_seq == 0
 
 
 async def of_another_version(url: str) -> None:

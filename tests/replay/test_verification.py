@@ -1,7 +1,10 @@
 """Several processes find together what one finds."""
 
+import subprocess
+import sys
 from collections import Counter
 
+import psutil
 import pytest
 
 from replay.beginnings import registration
@@ -81,3 +84,22 @@ def test_a_small_record_is_not_worth_another_process() -> None:
     assert jobs_for(WORTH_EVENTS - 1) == 1
     assert 1 <= jobs_for(10**9) <= JOBS_OF_ITSELF
     assert Counter(part.has(Source(f"r{n}")) for part in parts(8) for n in range(50))[True] == 50
+
+
+def test_processes_of_a_command_that_was_killed_end() -> None:
+    """They hold their own end of the queue of work, so nothing else would tell them."""
+    script = (
+        "import os, sys, time\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "from multiprocessing import get_context\n"
+        "from replay.verification import end_with_parent\n"
+        "if __name__ == '__main__':\n"
+        "    pool = ProcessPoolExecutor(1, get_context('spawn'), end_with_parent)\n"
+        "    print(pool.submit(os.getpid).result(), flush=True)\n"
+        "    time.sleep(3600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        child = psutil.Process(int(command.stdout.readline()))
+        command.kill()
+    child.wait(timeout=60)
