@@ -137,6 +137,7 @@ class SglangEngine:
             self._changed.notify_all()
 
     def _lose_decode(self, rank: int, reason: str) -> None:
+        self._prefills.lose_rank(rank, reason)
         self._decoding.lose_rank(rank, reason)
 
     # --- geometry

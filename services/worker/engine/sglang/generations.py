@@ -89,7 +89,7 @@ class TokenStream:
 
 class Generation:
     """One item of a step. `stream` has what follows the first token, None if nothing does; `decode_rank` is where from, None if
-    it is the prefill's own server. `task` ends with the prefill."""
+    it is the prefill's own server. `decoding` is what a decode server streams, wanted or not. `task` ends with the prefill."""
 
     def __init__(self, item: PrefillItem, place: Place, cache: UnitCache, pages: list[int]) -> None:
         self.item, self.place, self.cache, self.pages = item, place, cache, pages
@@ -97,6 +97,7 @@ class Generation:
         self.rid = ""
         self.stream: TokenStream | None = None
         self.decode_rank: int | None = None
+        self.decoding: TokenStream | None = None
         self.task: asyncio.Task[Part]
 
     @property
@@ -106,7 +107,7 @@ class Generation:
 
 
 class Generations:
-    """`chance` draws room numbers, and nothing else."""
+    """`chance` draws room numbers, and decode servers for what nobody decodes."""
 
     def __init__(self, fleet: Fleet, settings: SglangSettings, chance: random.Random) -> None:
         self._fleet, self._settings, self._chance = fleet, settings, chance
@@ -117,7 +118,8 @@ class Generations:
     def begin(self, item: PrefillItem, group: Group, pages: list[int]) -> Generation:
         """Send it. The caller awaits `task`, and calls `end` if it does not want the answer."""
         generation = Generation(item, self._fleet.place(group), self._fleet.units[group.first_rank], pages)
-        generation.rid = f"{item.request}-{self._life}-{next(self._numbers)}"
+        # SGLang aborts every request whose name begins with the one it is told: the end keeps 1 from ending 10.
+        generation.rid = f"{item.request}-{self._life}-{next(self._numbers)}."
         generation.task = asyncio.create_task(self._run(generation))
         return generation
 
@@ -153,12 +155,14 @@ class Generations:
         item, place = generation.item, generation.place
         drawn = room_for(self._chance.randrange(ROOMS), place.unit, self._settings.units)
         then = item.then if item.until is None else None
-        rank = self._decode_rank(drawn % len(self._fleet.decode) if then is None else then.decode_rank)
+        wanted = self._chance.randrange(len(self._fleet.decode)) if then is None else then.decode_rank
+        rank = self._decode_rank(wanted)
         pairing = Pairing(*self._bootstrap(place.server), drawn)
         asked = body(item, generation.rid, None, pairing) | {"stream": True}
         decode = self._stream(self._fleet.decode[rank], generation.rid, asked)
+        generation.decode_rank, generation.decoding = rank, decode
         if then is not None:
-            generation.stream, generation.decode_rank = decode, rank
+            generation.stream = decode
         prefill = asyncio.create_task(
             self._whole(generation, body(item, generation.rid, place.unit, pairing) | {"stream": False})
         )
@@ -166,6 +170,8 @@ class Generations:
         try:
             await asyncio.wait((prefill, failing), return_when=asyncio.FIRST_COMPLETED)
             if failing.done() and not prefill.done() and (error := failing.result()) is not None:
+                # Whoever ends the generation finds its task done, and would leave the prefill waiting for its room.
+                self._fleet.spawn(abort(place.server, generation.rid))
                 raise error
             return await prefill
         finally:

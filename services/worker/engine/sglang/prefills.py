@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import chain
 
-from services.worker.engine.protocol import EngineDied, ItemResult, PrefillItem, PrefillStep, StepResult
+from services.worker.engine.protocol import EngineDied, EngineError, ItemResult, PrefillItem, PrefillStep, StepResult
 from services.worker.engine.sglang.cache_index import CacheIndex
 from services.worker.engine.sglang.decoding import Decoding
 from services.worker.engine.sglang.fleet import Fleet
@@ -31,6 +32,7 @@ class Prefills:
         self._fleet, self._index, self._generations, self._decoding = fleet, index, generations, decoding
         self._clock, self._block_tokens = clock, block_tokens
         self.running: dict[Group, list[Generation]] = {}
+        self._beside: set[Generation] = set()
         self._cancelled: set[RequestId] = set()
 
     async def run(self, step: PrefillStep) -> StepResult:
@@ -56,10 +58,12 @@ class Prefills:
     async def compute(self, item: PrefillItem, group: Group) -> None:
         """A prefill for its blocks alone, beside the steps. Errors: EngineDied, EngineError."""
         generation = self._begin(item, group)
+        self._beside.add(generation)
         try:
             await self._finished([generation])
             generation.cache.confirm(generation.watcher, generation.pages)
         finally:
+            self._beside.discard(generation)
             self._generations.end(generation)
 
     def cancel(self, request: RequestId) -> bool:
@@ -71,6 +75,12 @@ class Prefills:
                     self._generations.end(generation)
                     return True
         return False
+
+    def lose_rank(self, rank: int, reason: str) -> None:
+        """A decode server is gone: no prefill that is to meet it goes on waiting."""
+        for generation in chain(self._beside, *self.running.values()):
+            if generation.decode_rank == rank and generation.decoding is not None:
+                generation.decoding.fail(EngineError(reason))
 
     def close(self) -> None:
         """Nobody waits for what runs."""

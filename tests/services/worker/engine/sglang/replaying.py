@@ -17,9 +17,9 @@ from tests.services.worker.engine.sglang.recordings import recorded
 
 class Replay:
     """`asked` are the bodies that came, `aborted` the requests that were to end, `probed` whether it was well at each probe.
-    `broken_after` cuts streams off after so many parts, as a server does that dies; one that is `full` takes no request. `boot`
-    is added to the start-up times, so that another number is another life. `events_host` is where it says that it publishes,
-    `mode` what it says to be."""
+    `broken_after` cuts streams off after so many parts, as a server does that dies; one that is `full` takes no request, one
+    that is `hanging` takes it and says nothing more. `boot` is added to the start-up times, so that another number is another
+    life. `events_host` is where it says that it publishes, `mode` what it says to be."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -28,6 +28,7 @@ class Replay:
         self.broken_after: int | None = None
         self.well = True
         self.full = False
+        self.hanging = False
         self.events_host = "*"
         self.boot = 0.0
         self.mode = "null"
@@ -68,6 +69,8 @@ class Replay:
     async def _generate(self, request: Request) -> Response:
         body = await request.json()
         self.asked.append(body)
+        if self.hanging:
+            await asyncio.Event().wait()
         if self.full:
             return JSONResponse({"object": "error", "message": "The request queue is full."}, status_code=503)
         if len(body["input_ids"]) > 4_096:

@@ -2,20 +2,22 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from services.worker.engine.continuation import Continuation
-from services.worker.engine.protocol import EngineError, PrefillStep
+from services.worker.engine.protocol import EngineDied, EngineError, PrefillStep
 from services.worker.engine.sglang.engine import SglangEngine
+from services.worker.engine.sglang.facts import Facts
 from services.worker.engine.sglang.fleet import Fleet
 from services.worker.engine.sglang.health import UNANSWERED_MAX
 from services.worker.engine.sglang.settings import DecodeAddress, ServerAddress, SglangSettings
 from shared.model.lattice import Group
 from shared.runtime.clock import SystemClock
-from tests.services.worker.engine.sglang.recordings import item
+from tests.services.worker.engine.sglang.recordings import facts_told, item
 from tests.services.worker.engine.sglang.replaying import Replay, replaying
 from tests.support.tiny_models import write_tiny_model
 
@@ -30,6 +32,21 @@ class Beats(SystemClock):
         await self.beats.acquire()
 
 
+class Hurried(SystemClock):
+    """Probes follow one another."""
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(min(seconds, 0.01))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(6_000):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("what is waited for does not come")
+
+
 class Watched:
     """An only decode server."""
 
@@ -42,11 +59,7 @@ class Watched:
         """One of it, to its end."""
         self.server.well, before = well, len(self.server.probed)
         self._clock.beats.release()
-        for _ in range(6_000):
-            if len(self.server.probed) > before and self.fleet.down[0] != well:
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError("no probe comes")
+        await until(lambda: len(self.server.probed) > before and self.fleet.down[0] != well)
 
 
 def settings_of(model: Path, decode: Replay, prefill_url: str, context_tokens: int) -> SglangSettings:
@@ -98,6 +111,57 @@ async def test_a_prefill_and_its_decode_meet_in_a_room_of_their_own(tmp_path: Pa
         for each in asked[1:]:
             with pytest.raises(EngineError):
                 await engine.hand_off(each.request)
+        await engine.close()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+async def test_no_prefill_waits_for_a_decode_server_that_is_given_up(tmp_path: Path, *, beside: bool) -> None:
+    """A step's, and one for its blocks alone `beside` the steps: the prefill server is told, and the engine lives on."""
+    model = write_tiny_model(tmp_path / "tiny-qwen3", "qwen3", context=4096)
+    async with replaying() as prefill, replaying() as one, replaying() as other:
+        prefill.mode, one.mode, other.mode = "prefill", "decode", "decode"
+        prefill.hanging = one.hanging = other.hanging = True
+        settings = replace(
+            settings_of(model, one, prefill.url, 4_096),
+            decode=(DecodeAddress(url=one.url), DecodeAddress(url=other.url)),
+        )
+        engine = SglangEngine(settings, Hurried(), random.Random(1))
+        await engine.start()
+        await engine.adopt(1, (1,))
+        step = PrefillStep(1, Group(0, 1), (item("whole", 83, then=Continuation(6, frozenset(), 0)),))
+        running = asyncio.ensure_future(
+            engine._prefills.compute(item("alone", 83), Group(0, 1)) if beside else engine.prefill(step)
+        )
+        await until(lambda: bool(prefill.asked and (one.asked or other.asked)))
+        (one if one.asked else other).well = False
+        with pytest.raises(EngineError) as raised:
+            await asyncio.wait_for(running, 30)
+        assert not isinstance(raised.value, EngineDied)
+        assert engine.health().ok
+        await until(lambda: bool(prefill.aborted))
+        assert prefill.aborted == [prefill.asked[0]["rid"]]
+        await engine.close()
+
+
+async def test_what_nobody_decodes_goes_to_every_decode_server(tmp_path: Path) -> None:
+    """Whichever unit prefills; and no name begins with another one, as SGLang aborts by the beginning of names."""
+    model = write_tiny_model(tmp_path / "tiny-qwen3", "qwen3", context=4096)
+    async with replaying() as prefill, replaying() as one, replaying() as other:
+        settings = replace(
+            settings_of(model, one, prefill.url, 4_096),
+            servers=(ServerAddress(url=prefill.url, degree=4, bootstrap_port=8998),),
+            decode=(DecodeAddress(url=one.url), DecodeAddress(url=other.url)),
+            adaptive=True,
+        )
+        engine = SglangEngine(settings, SystemClock(), random.Random(1))
+        engine._fleet.facts = {server: Facts.model_validate(facts_told()) for server in engine._fleet.decode}
+        for _ in range(12):
+            await engine._prefills._generations.begin(item("alone", 83), Group(2, 1), []).task
+        assert {each["bootstrap_room"] % 4 for each in prefill.asked} == {2}
+        assert one.asked
+        assert other.asked
+        names = [each["rid"] for each in prefill.asked]
+        assert [name for name in names if any(each.startswith(name) for each in names if each != name)] == []
         await engine.close()
 
 
