@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from services.worker.engine.protocol import EngineDied, EngineError, RankAdopted, RolledBack
-from services.worker.engine.sglang.fleet import Fleet
+from services.worker.engine.sglang.fleet import Fleet, runs
 from services.worker.engine.sglang.page_hashes import PageHash
 from services.worker.engine.sglang.plugin.wire import EVICT_BLOCKS_MAX
 from services.worker.engine.sglang.settings import SglangSettings
@@ -46,8 +46,10 @@ class AdaptiveGeometry:
         except Unreachable as error:
             raise EngineDied(f"{self._fleet.servers[0].url}: {error}") from error
         self._epoch = max(state.epoch for state in states)
-        if self._settings.servers[0].host in LOCAL:
-            self._fleet.watch_processes(self._fleet.servers[0], [state.pid for state in states])
+        pids = [state.pid for state in states]
+        # In another container of the same pod it is local too, but its processes have other numbers there.
+        if self._settings.servers[0].host in LOCAL and all(map(runs, pids)):
+            self._fleet.watch_processes(self._fleet.servers[0], pids)
 
     async def adopt(self, composition: Composition) -> tuple[RankAdopted, ...]:
         """Errors: RolledBack if units would not; EngineDied if the server does not say what became of it."""

@@ -148,7 +148,7 @@ class Fleet:
                 )
                 self.spawn(streams[-1].run())
                 if (load := published.load_endpoint_port_base) is not None:
-                    heard = partial(self._heard, vitals)
+                    heard = partial(self._heard, vitals, rank)
                     self.spawn(follow_load(self._context, published.address(load, rank, host), heard))
             self.spawn(self._watch(server, vitals))
         gone: set[int] = set()
@@ -169,8 +169,8 @@ class Fleet:
         """From now on the server is given up when one of these processes of this machine is gone."""
         self._pids[server] = pids
 
-    def _heard(self, vitals: Vitals) -> None:
-        vitals.heard(self._clock.monotonic_ns())
+    def _heard(self, vitals: Vitals, rank: int) -> None:
+        vitals.heard(rank, self._clock.monotonic_ns())
 
     async def _watch(self, server: Server, vitals: Vitals) -> None:
         while (reason := self._verdict(server, vitals)) is None:
@@ -185,7 +185,7 @@ class Fleet:
         self.lose(reason)
 
     def _verdict(self, server: Server, vitals: Vitals) -> str | None:
-        if gone := [pid for pid in self._pids.get(server, []) if not _runs(pid)]:
+        if gone := [pid for pid in self._pids.get(server, []) if not runs(pid)]:
             vitals.lost_processes(gone)
         if self._process is not None and (ended := self._process.ended):
             return ended
@@ -238,7 +238,7 @@ async def _all_ready(streams: Sequence[EventStream]) -> None:
         await stream.ready.wait()
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
     """Whether a process of this machine is there and more than a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")

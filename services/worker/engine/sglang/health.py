@@ -4,12 +4,12 @@ its processes are gone        at once: what a rank held is lost, and SGLang ends
 the port is closed            `REFUSED_MAX` probes in a row: a restart closes it for seconds, a full backlog does not
 nobody answers                `UNANSWERED_MAX` probes in a row
 another life answers          at once: everything that was known of its cache is void
-the schedulers are silent     their load messages come each second, between two batches; none for as long as a step of busy
-                              ranks may take means that they hang. Where a server publishes none, the agent's own limit on
+a scheduler is silent         their load messages come each second, between two batches; none for as long as a step of busy
+                              ranks may take means that it hangs.  Where a server publishes none, the agent's own limit on
                               a step finds the same, if a step runs
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 REFUSED_MAX = 2
@@ -22,12 +22,12 @@ Failure = Literal["refused", "unanswered"]
 
 @dataclass(slots=True)
 class Vitals:
-    """One server. `silence_ns` is how long its schedulers may say nothing; `boot` is what tells its lives apart."""
+    """One server. `silence_ns` is how long one of its schedulers may say nothing; `boot` is what tells its lives apart."""
 
     name: str
     boot: str
     silence_ns: int
-    heard_ns: int | None = None
+    heard_ns: dict[int, int] = field(default_factory=dict)
     _failures: int = 0
     _refused: int = 0
     _dead: str | None = None
@@ -50,9 +50,9 @@ class Vitals:
         if self._refused >= REFUSED_MAX or self._failures >= UNANSWERED_MAX:
             self._die(f"{self.name} does not answer: {detail}")
 
-    def heard(self, now_ns: int) -> None:
-        """A scheduler published its load."""
-        self.heard_ns = now_ns
+    def heard(self, rank: int, now_ns: int) -> None:
+        """The scheduler of this rank published its load."""
+        self.heard_ns[rank] = now_ns
 
     def lost_processes(self, pids: list[int]) -> None:
         """Some of its processes are gone."""
@@ -64,8 +64,11 @@ class Vitals:
 
     def verdict(self, now_ns: int) -> str | None:
         """Why it is given up, or None. Once given up is given up."""
-        if self.heard_ns is not None and now_ns - self.heard_ns > self.silence_ns:
-            self._die(f"{self.name}: no scheduler has run for {(now_ns - self.heard_ns) / 1e9:.0f} s")
+        for rank, heard_ns in self.heard_ns.items():
+            if now_ns - heard_ns > self.silence_ns:
+                self._die(
+                    f"{self.name}: the scheduler of rank {rank} has not run for {(now_ns - heard_ns) / 1e9:.0f} s"
+                )
         return self._dead
 
     def _die(self, reason: str) -> None:

@@ -1,8 +1,10 @@
 """What an engine makes of a switch, against the plug-in's protocol in memory (`test_verbs`)."""
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -16,7 +18,7 @@ from services.worker.engine.sglang.kv_messages import AllBlocksCleared, BlockSto
 from services.worker.engine.sglang.plugin.wire import Commit, Evict, Prepare
 from services.worker.engine.sglang.settings import ServerAddress, SglangSettings
 from shared.model.lattice import Group
-from tests.services.worker.engine.sglang.test_verbs import Server, SkippingClock
+from tests.services.worker.engine.sglang.test_verbs import SAME, Server, SkippingClock
 from tests.support.tiny_models import write_tiny_model
 
 
@@ -121,3 +123,19 @@ async def test_pages_are_taken_out_in_as_many_verbs_as_it_takes(told: Told) -> N
     told.server.silent = Evict
     with pytest.raises(EngineError, match="evict"):
         await told.engine._geometry.take_out(Group(1, 1), [1])
+
+
+@pytest.mark.parametrize(
+    ("host", "pid", "watched"),
+    [("127.0.0.1", os.getpid(), True), ("127.0.0.1", 2**30, False), ("gpus", os.getpid(), False)],
+)
+async def test_only_processes_that_can_be_seen_are_watched(
+    told: Told, monkeypatch: pytest.MonkeyPatch, host: str, pid: int, watched: bool
+) -> None:
+    """A local server may run in another container, where its processes have other numbers."""
+    monkeypatch.setitem(SAME, "pid", pid)
+    geometry = told.engine._geometry
+    assert isinstance(geometry, AdaptiveGeometry)
+    geometry._settings = replace(geometry._settings, servers=(ServerAddress(url=f"http://{host}:1", degree=4),))
+    await geometry.start()
+    assert list(told.engine._fleet._pids.values()) == ([[pid] * 4] if watched else [])

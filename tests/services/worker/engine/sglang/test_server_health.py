@@ -62,14 +62,23 @@ def test_lost_processes_are_believed_at_once() -> None:
 def test_schedulers_that_say_nothing_hang() -> None:
     server = vitals()
     assert server.verdict(10**12) is None, "one that publishes no load is not judged by it"
-    server.heard(100 * SECOND)
+    server.heard(0, 100 * SECOND)
     assert server.verdict(160 * SECOND) is None
-    assert server.verdict(161 * SECOND) == "http://n:1: no scheduler has run for 61 s"
+    assert server.verdict(161 * SECOND) == "http://n:1: the scheduler of rank 0 has not run for 61 s"
+
+
+def test_one_scheduler_that_hangs_is_not_hidden_by_the_others() -> None:
+    server = vitals()
+    for second in range(100, 162):
+        server.heard(0, second * SECOND)
+    server.heard(1, 100 * SECOND)
+    assert server.verdict(160 * SECOND) is None
+    assert server.verdict(161 * SECOND) == "http://n:1: the scheduler of rank 1 has not run for 61 s"
 
 
 def test_a_verdict_stands() -> None:
     server = vitals()
     server.lost_processes([17])
     server.answered("boot 1")
-    server.heard(0)
+    server.heard(0, 0)
     assert server.verdict(0) == "http://n:1 has lost its processes [17]"
