@@ -1,7 +1,8 @@
 """Follows one unit's KV events, and one server's load, over ZMQ: publisher and subscriber as SGLang 0.5.23 has them.
 
 The subscriber begins with a replay of everything that the server's buffer has, so an adapter that joins a warm server knows
-its pages, and asks for a replay whenever a number is missing. Without a replay port a gap empties the unit (`unit_cache`).
+its pages as far as the last `buffer_steps` batches tell of them, and asks for a replay whenever a number is missing. Without
+a replay port a gap empties the unit (`unit_cache`).
 """
 
 import asyncio
