@@ -28,7 +28,6 @@ class KvEvents(BaseModel):
 
     endpoint_host: str
     endpoint_port_base: int
-    topic: str = ""
     block_size: int
     dp_size: int
     replay_endpoint_port_base: int | None = None
@@ -59,7 +58,6 @@ class Facts(BaseModel):
     enable_hierarchical_cache: bool = False
     disaggregation_mode: Mode
     incremental_streaming_output: bool = False
-    enable_metrics: bool = False
     startup_time: dict[str, Any] = Field(default_factory=dict)
     kv_events: KvEvents | None = None
 

@@ -24,7 +24,6 @@ class Part(NamedTuple):
     (`--enable-metrics`)."""
 
     tokens: tuple[Token, ...]
-    prompt_tokens: int
     cached_tokens: int
     finish: str | None
     detail: str
@@ -98,7 +97,6 @@ class Answers:
             reason = meta["finish_reason"] or {}
             return Part(
                 tokens,
-                meta["prompt_tokens"],
                 meta["cached_tokens"],
                 reason.get("type"),
                 str(reason.get("message") or ""),

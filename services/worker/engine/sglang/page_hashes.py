@@ -5,10 +5,10 @@ bytes, big-endian and signed. The chain of a request with a cache salt begins wi
 two salts have different names, as the pages themselves are different pages.
 """
 
+from array import array
 from collections.abc import Sequence
-from hashlib import sha256
 
-from services.worker.engine.sglang.plugin.paths import SALT_TAG
+from services.worker.engine.sglang.plugin.paths import block_hash, path_of
 from shared.contracts.ids import BlockId, RequestId
 from shared.model.blocks import Tokens
 
@@ -28,10 +28,5 @@ def salt_of(request: RequestId, chain: Sequence[BlockId]) -> str:
 
 def page_hashes(tokens: Tokens, page_tokens: int, salt: str | None) -> list[PageHash]:
     """The names of the prompt's whole pages, first page first."""
-    raw = tokens.astype("<u4", copy=False).tobytes()
-    digest = b"" if salt is None else sha256(SALT_TAG + salt.encode()).digest()
-    names = []
-    for start in range(0, len(raw) - 4 * page_tokens + 1, 4 * page_tokens):
-        digest = sha256(digest + raw[start : start + 4 * page_tokens]).digest()
-        names.append(int.from_bytes(digest[:8], "big", signed=True))
-    return names
+    path = path_of((None, salt), array("I", tokens.astype("<u4", copy=False).tobytes()), page_tokens)
+    return [block_hash(digest) for digest in path.digests]

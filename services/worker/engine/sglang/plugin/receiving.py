@@ -72,8 +72,6 @@ class Receiving:
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._tapped: Any = None
-        self.dropped_work = 0
-        """Requests that lay in a follower's socket. There are none, or the controller has sent work astray."""
 
     def pull(self, original: Callable[[Any], Any], receiver: Any) -> Any:
         """What this unit is to handle now; None on ranks that are told by another."""
@@ -102,5 +100,5 @@ class Receiving:
             if is_commit(message):
                 self._mailbox.took_commit()
             elif isinstance(message, WORK):
-                self.dropped_work += 1
+                # There is none, or the controller has sent it astray.
                 logger.error("vertumnus: dropped a request that was sent to a follower")
