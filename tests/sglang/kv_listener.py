@@ -11,7 +11,8 @@ from services.worker.engine.sglang.plugin.paths import NOWHERE, block_hash, path
 
 
 class Listener:
-    """One unit's stream. `blocks` maps each block to its parent, None for the first of a path."""
+    """One unit's stream. `blocks` maps each block to its parent, None for the first of a path; `removed` counts blocks that
+    went one by one."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", host: str, events: Mapping[str, Any], unit: int
@@ -22,7 +23,7 @@ class Listener:
         self._socket.connect(f"tcp://{host}:{events['endpoint_port_base'] + unit}")
         self._next = 0
         self.blocks: dict[int, int | None] = {}
-        self.cleared = 0
+        self.cleared = self.removed = 0
         self._replay(context, f"tcp://{host}:{events['replay_endpoint_port_base'] + unit}")
 
     def drain(self, quiet_ms: int = 2000) -> None:
@@ -70,6 +71,7 @@ class Listener:
                     self.blocks[each] = parent
                     parent = each
             case {"type": "BlockRemoved", "block_hashes": list(hashes)}:
+                self.removed += len(hashes)
                 for each in hashes:
                     del self.blocks[each]
             case _:

@@ -87,20 +87,10 @@ class Pool:
                 time.sleep(1.0)
         raise AssertionError(f"{composition} was not committed in {TRIES} tries")
 
-    def refused(self, composition: str) -> str:
-        """Ask once for a composition, and why the record says that it was aborted."""
-        before = len(self._aborts())
-        self.run("reconfigure", NODE, composition)
-        deadline = time.monotonic() + BACK_S
-        while time.monotonic() < deadline:
-            if len(aborts := self._aborts()) > before:
-                return str(aborts[-1]["data"]["reason"])
-            time.sleep(0.5)
-        raise AssertionError("neither committed nor aborted")
-
-    def _aborts(self) -> list[dict[str, Any]]:
+    def aborts(self) -> list[str]:
+        """Why the record says that switches were aborted, oldest first."""
         lines = self.run("events", "tail", "--type", "epoch-aborted", "-n", "1000000", "--json").splitlines()
-        return [json.loads(line) for line in lines]
+        return [str(json.loads(line)["data"]["reason"]) for line in lines]
 
     def node(self) -> dict[str, Any]:
         """What the record says of the node."""
