@@ -128,6 +128,7 @@ async def test_pages_are_taken_out_in_as_many_verbs_as_it_takes(told: Told) -> N
 @pytest.mark.parametrize(
     ("host", "pid", "watched"),
     [("127.0.0.1", os.getpid(), True), ("127.0.0.1", 2**30, False), ("gpus", os.getpid(), False)],
+    ids=["seen", "of another container", "on another machine"],
 )
 async def test_only_processes_that_can_be_seen_are_watched(
     told: Told, monkeypatch: pytest.MonkeyPatch, host: str, pid: int, watched: bool
