@@ -69,13 +69,15 @@ TRACES ?= traces
 CONVERSATION := $(TRACES)/mooncake_conversation.jsonl
 SYNTHETIC := $(TRACES)/mooncake_synthetic.jsonl
 tables: .venv/.installed ## Take the tables of policies in virtual time (hours; cut off, it goes on from there; TRACES=DIR with Mooncake's)
-	$(POLICIES) adapting --jobs $(JOBS)
-	$(POLICIES) adapting --load day --jobs $(JOBS)
-	$(POLICIES) caching --no-fetch --jobs $(JOBS)
+	$(POLICIES) adapting --jobs $(JOBS) --out docs/pictures
+	$(POLICIES) adapting --load day --jobs $(JOBS) --out docs/pictures
+	$(POLICIES) caching --no-fetch --jobs $(JOBS) --out docs/pictures
 	$(POLICIES) caching --no-fetch --policy paper drifting@24,27,30 --jobs $(JOBS)
 	$(POLICIES) caching --jobs $(JOBS)
 	$(POLICIES) caching $(CONVERSATION)@5,8 $(SYNTHETIC)@5,7 --no-fetch --policy vertumnus --policy paper --limit 1500 --warmup-s 30 --jobs $(JOBS)
 	$(POLICIES) routing $(CONVERSATION)@4.5,7,8.5 $(SYNTHETIC)@4.5,7,8 tool-agent@10,16,18 --jobs $(JOBS) --out docs/pictures
+	$(POLICIES) sensitivity $(CONVERSATION)@8 --jobs $(JOBS) --out docs/pictures
+	$(POLICIES) sensitivity phased@15 --vary windows --slices 1 --limit 40000 --jobs $(JOBS) --out docs/pictures
 
 test: lint types layers unit ## Everything that CI runs
 

@@ -15,7 +15,8 @@ from bench.policies import scale as scale_bench
 from bench.policies import sensitivity as sensitivity_bench
 from bench.policies import tenants as tenants_bench
 from bench.policies.comparing import Lengths, loads_of
-from bench.policies.workloads import DRIFTING, source
+from bench.policies.sensitivity import VARIED
+from bench.policies.workloads import DRIFTING
 from cli.simulating.asking import parse_nodes
 from shared.model.cost import load_coefficients
 from simulation.policies.setup import Setup
@@ -41,6 +42,7 @@ Out = Annotated[Path | None, typer.Option(file_okay=False, help="a folder for JS
 AGES_S, MANY = [0.001, 0.05, 1.0], [4, 8]
 RATES, SIZES = [3.0, 5.0, 8.0], [40, 400, 2_000, 10_000]
 BETAS, LAMBDAS = [1.0, 2.0, 3.0, 5.0, 8.0], [0.05, 0.1]
+STEADY = [name for name in VARIED if name != "windows"]
 PEERS = [
     "vertumnus",
     "round-robin",
@@ -67,10 +69,13 @@ def routing(traces: Traces, policy: Annotated[list[str], typer.Option()] = PEERS
 
 
 @app.command()
-def sensitivity(trace: str, policy: Policy = "paper", rate: float = 8, slices: Slices = 4, limit: Limit = 3_000,
-                warmup_s: WarmUp = 60, out: Out = None) -> None:  # fmt: skip
-    """One policy with other parameters, wrong coefficients, more noise."""
-    sensitivity_bench.sensitivity(source(trace), policy_of(policy), rate, SETUP, slices, limit, warmup_s, out)
+def sensitivity(traces: Traces, policy: Policy = "paper", rate: Rates = [8.0],  # noqa: B006  (never changed)
+                vary: Annotated[list[str], typer.Option(help=", ".join(VARIED))] = STEADY,
+                slices: Slices = 4, limit: Limit = 1_500, warmup_s: WarmUp = 30,
+                jobs: Jobs = 1, kept: Kept = KEPT, out: Out = None) -> None:  # fmt: skip
+    """One policy with other parameters, wrong predictions, more noise. Windows want a load that changes: phased@15."""
+    loads, lengths = [each for trace in traces for each in loads_of(trace, rate)], Lengths(slices, limit, warmup_s)
+    sensitivity_bench.sensitivity(loads, policy_of(policy), vary, SETUP, lengths, jobs, kept, out)
 
 
 @app.command()
@@ -98,13 +103,13 @@ def caching(traces: Annotated[list[str] | None, typer.Argument(help=f"{TRACES}. 
             rate: Rates = [27.0, 30.0, 33.0], beta: Annotated[float, typer.Option(help="of the paper's price")] = 3.0,  # noqa: B006
             fetch: Annotated[bool, typer.Option(help="whether `vertumnus` reads prefixes from other workers")] = True,
             slices: Slices = 8, limit: Limit = 6_600, warmup_s: WarmUp = 60,
-            jobs: Jobs = 1, kept: Kept = KEPT) -> None:  # fmt: skip
+            jobs: Jobs = 1, kept: Kept = KEPT, out: Out = None) -> None:  # fmt: skip
     """The cache manager on and off (the paper's Figure 14), on 6 workers of degree 4 and 2 of degree 8."""
     nodes = parse_nodes(["3x4,4", "2x8"], None)
     setup = replace(SETUP, compositions=nodes, parameters={"beta": beta, "prefix_fetch": fetch})
     loads = [each for trace in traces or [DRIFTING] for each in loads_of(trace, rate)]
     policies = [policy_of(name) for name in policy]
-    caching_bench.caching(loads, policies, setup, Lengths(slices, limit, warmup_s), jobs, kept)
+    caching_bench.caching(loads, policies, setup, Lengths(slices, limit, warmup_s), jobs, kept, out)
 
 
 @app.command()
@@ -112,10 +117,10 @@ def adapting(policy: Annotated[list[str], typer.Option(help="placements")] = ["v
              load: Annotated[str, typer.Option(help="phased, day")] = "phased",
              seeds: Annotated[int, typer.Option(min=1)] = 6,
              shrink: Annotated[float, typer.Option(min=0.4, max=1, help="of the length of each phase, or of the day")] = 1.0,
-             jobs: Jobs = 1, kept: Kept = KEPT) -> None:  # fmt: skip
+             jobs: Jobs = 1, kept: Kept = KEPT, out: Out = None) -> None:  # fmt: skip
     """Fixed compositions and policies that change them, under phases or over a day (the paper's Figure 13)."""
     policies = [policy_of(name) for name in policy]
-    adapting_bench.adapting(policies, SETUP, load, seeds, shrink, jobs, kept)
+    adapting_bench.adapting(policies, SETUP, load, seeds, shrink, jobs, kept, out)
 
 
 @app.command()

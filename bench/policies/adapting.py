@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from bench.policies.cells import Cell, Found, Names, filled
 from bench.policies.showing import markdown, share
+from cli.simulating.plotting import lines, save
 from services.controller.capacity import capacity
 from services.controller.planning import Hardware, load, plan
 from shared.model.lattice import Composition
@@ -21,7 +22,7 @@ from shared.model.parameters import Parameters
 from simulation.policies import adapting as adapting_runs
 from simulation.policies.adapting import Load
 from simulation.policies.setup import Setup
-from simulation.policies.studies import Policy, spread
+from simulation.policies.studies import Policy, Spread, spread
 from simulation.workloads.mixtures import PHASES
 from simulation.workloads.rows import Row
 
@@ -59,15 +60,21 @@ class Runs(NamedTuple):
     def mean_s(self, part: int) -> float:
         return fmean(_part_s(part, each) for each in self.found)
 
+    def by_part(self, parts: int) -> dict[float, Spread]:
+        """Mean TTFT in each part of the load, counted from 1."""
+        return {part + 1: spread([_part_s(part, each) for each in self.found]) for part in range(parts)}
+
     def change(self, other: "Runs", figure: Callable[[Found], float]) -> str:
         pairs = zip(self.found, other.found, strict=True)
         return share(spread([figure(one) / figure(base) - 1 for one, base in pairs]))
 
 
 def adapting(
-    policies: Sequence[Policy], setup: Setup, name: str, seeds: int, shrink: float, jobs: int, kept: Path
-) -> None:
-    """Every fixed composition and every policy that adapts, under each placement; lengths are `shrink` of themselves.
+    policies: Sequence[Policy], setup: Setup, name: str, seeds: int, shrink: float, jobs: int, kept: Path,
+    out: Path | None,
+) -> None:  # fmt: skip
+    """Every fixed composition and every policy that adapts, under each placement; lengths are `shrink` of themselves. Tables,
+    and a picture by the parts of the load.
 
     Errors: ValueError for an unknown load."""
     told = load_of(name, shrink)
@@ -78,6 +85,7 @@ def adapting(
         for called, each in _setups(replace(policy.of(setup), seed=seed), planned[seed])
     ]
     found = filled(kept / f"adapting-{name}.jsonl", cells, jobs)
+    panels: dict[str, dict[str, dict[float, Spread]]] = {}
     for policy in policies:
         of_policy = [each for each in found if each.of["placement"] == policy.name]
         runs = [
@@ -88,6 +96,10 @@ def adapting(
         table([each.name for each in told.parts], runs)
         if name == "phased":
             _claims([each.name for each in told.parts], runs)
+        panels[policy.name] = {each.name: each.by_part(len(told.parts)) for each in runs}
+    if out is not None:
+        picture = lines(panels, "part of the load", "TTFT mean, s", f"compositions, {name} load", logarithmic=True)
+        save(picture, out, f"adapting_{name}")
 
 
 def run(setup: Setup, name: str, shrink: float) -> Found:

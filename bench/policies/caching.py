@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.policies.comparing import At, Lengths, Side, compared, table
+from bench.policies.comparing import At, Lengths, Side, Sides, compared, over, table
+from cli.simulating.plotting import lines, save
 from simulation.policies.setup import Setup
 from simulation.policies.studies import Policy
 
@@ -21,15 +22,23 @@ MANAGERS: Mapping[str, Mapping[str, Any]] = {
 
 
 def caching(
-    loads: Sequence[At], policies: Sequence[Policy], setup: Setup, lengths: Lengths, jobs: int, kept: Path
-) -> None:
-    """Every manager on the same requests."""
+    loads: Sequence[At], policies: Sequence[Policy], setup: Setup, lengths: Lengths, jobs: int, kept: Path,
+    out: Path | None,
+) -> None:  # fmt: skip
+    """Every manager on the same requests; a table for each load, and a picture for each policy."""
     for policy in policies:
         told = ", ".join([policy.name, *(f"{name} {value}" for name, value in setup.parameters.items())])
         sides = [Side(f"{told}: {name}", _managed(policy.of(setup), name)) for name in MANAGERS]
+        found: dict[At, Sides] = {}
         for at, of in compared(kept / "caching.jsonl", loads, sides, lengths, jobs).items():
-            title = f"{Path(at.trace).stem} at {at.rate:g} requests/s, {lengths.slices} slices, {told}"
-            table(title, {name.removeprefix(f"{told}: "): runs for name, runs in of.items()}, "lru")
+            found[at] = {name.removeprefix(f"{told}: "): runs for name, runs in of.items()}
+            table(f"{Path(at.trace).stem} at {at.rate:g} requests/s, {lengths.slices} slices, {told}", found[at], "lru")
+        if out is not None:
+            panels = {
+                Path(trace).stem: over(found, trace, "mean_s") for trace in dict.fromkeys(at.trace for at in loads)
+            }
+            picture = lines(panels, "requests/s", "TTFT mean, s", f"managers of caches, {told}", logarithmic=False)
+            save(picture, out, f"caching_{policy.name}")
 
 
 def _managed(setup: Setup, manager: str) -> Setup:

@@ -97,6 +97,11 @@ def mean(runs: Sequence[Found], figure: str) -> float:
     return spread(_values(runs, figure)).mean
 
 
+def changes(runs: Sequence[Found], base: Sequence[Found], figure: str) -> Spread:
+    """By how much of the base's, slice by slice."""
+    return spread([one[figure] / other[figure] - 1 for one, other in zip(runs, base, strict=True)])
+
+
 def _line(name: str, runs: Sequence[Found], base: Sequence[Found] | None) -> list[str]:
     line = [name]
     for figure in COLUMNS:
@@ -105,8 +110,7 @@ def _line(name: str, runs: Sequence[Found], base: Sequence[Found] | None) -> lis
             (f"{mean(runs, figure):.1%}" if figure in SHARES else f"{mean(runs, figure):.3f}") if values else "-"
         )
     for figure in ("mean_s", "p90_s"):
-        changes = [one[figure] / other[figure] - 1 for one, other in zip(runs, base or runs, strict=True)]
-        line.append(share(spread(changes)) if base else "")
+        line.append(share(changes(runs, base, figure)) if base else "")
     return line
 
 

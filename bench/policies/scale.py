@@ -13,6 +13,7 @@ from typing import NamedTuple
 from rich.table import Table
 
 from bench.policies.showing import conditions, document
+from cli.simulating.plotting import lines, save
 from cli.terminal import output
 from services.router.decider import Arrival, Moment, State
 from shared.contracts.envelope import EventData
@@ -21,7 +22,7 @@ from simulation.policies.deciding import Deciding
 from simulation.policies.routers import Asked
 from simulation.policies.run import Simulation
 from simulation.policies.setup import Setup
-from simulation.policies.studies import policy
+from simulation.policies.studies import Spread, policy
 from simulation.workloads.generating import SHAPES, Phase, generated
 
 REQUESTS_PER_GPU_S = 5 / 40
@@ -41,6 +42,9 @@ class Cost(NamedTuple):
     events_per_s: float
     decision_us: float
     peak_mb: float
+
+
+PICTURED = {"decision_us": "a decision, µs", "events_per_s": "events/s", "peak_mb": "peak memory, MB"}
 
 
 class _Timed:
@@ -73,6 +77,15 @@ def scale(sizes: Sequence[int], name: str, setup: Setup, requests: int, out: Pat
                       f"{cost.events_per_s:,.0f}", f"{cost.decision_us:,.0f}", f"{cost.peak_mb:,.0f}")  # fmt: skip
     output().print(shown)
     document(out, "scale", [cost._asdict() for cost in costs])
+    if out is not None:
+        panels = {
+            label: {name: {float(cost.gpus): Spread(getattr(cost, figure), 0) for cost in costs}}
+            for figure, label in PICTURED.items()
+        }
+        picture = lines(panels, "GPUs", "", "CPU seconds and memory by the size of the pool", logarithmic=True)
+        for axis in picture.axes:
+            axis.set_xscale("log")
+        save(picture, out, "scale")
 
 
 def measured(gpus: int, name: str, setup: Setup, requests: int) -> Cost:

@@ -1,18 +1,17 @@
-"""What one policy's figures owe to each of its parameters, to wrong coefficients and to chance."""
+"""What one policy's figures owe to each of its parameters, to wrong predictions, to chance, and to what serves."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.policies.showing import document, table
-from bench.policies.workloads import Source
+from bench.policies.comparing import At, Lengths, Side, Sides, changes, compared, table
+from cli.simulating.plotting import bars, save
 from services.worker.composer import StepLimits
 from shared.model.cost import Coefficients
 from shared.model.parameters import Parameters
-from simulation.policies.run import simulate
 from simulation.policies.setup import Setup
-from simulation.policies.studies import Policy, figures
+from simulation.policies.studies import Policy
 
 BASE = "as it is"
 PARAMETERS: dict[str, Sequence[Any]] = {
@@ -32,61 +31,83 @@ MEMORY = (0.25, 4.0)
 
 
 def sensitivity(
-    source: Source,
-    policy: Policy,
-    rate: float,
-    setup: Setup,
-    slices: int,
-    limit: int,
-    warmup_s: float,
+    loads: Sequence[At], policy: Policy, vary: Sequence[str], setup: Setup, lengths: Lengths, jobs: int, kept: Path,
     out: Path | None,
-) -> None:
-    """One table: everything else as it is, on the same slices."""
-    outcomes = {
-        name: [
-            simulate(replace(each, seed=number), source.slice(number, slices, rate, limit, seed=number), warmup_s)
-            for number in range(slices)
-        ]
-        for name, each in _variants(policy, setup)
-    }
-    where = f"{source.name} at {rate:g} requests/s on {setup.gpus} GPUs"
-    title = f"{policy.name}, {where}: TTFT in s, mean ± sd over {slices} slices"
-    table(title, "changed", outcomes, BASE)
-    document(out, "sensitivity", {name: figures(each) for name, each in outcomes.items()})
+) -> None:  # fmt: skip
+    """A table for each load, and a picture: everything else as it is, on the same slices.
+
+    Errors: ValueError for something else to vary.
+    """
+    if unknown := sorted(set(vary) - VARIED.keys()):
+        raise ValueError(f"vary: {', '.join(unknown)} is not of {', '.join(VARIED)}")
+    sides = [each._replace(name=f"{policy.name}: {each.name}") for each in variants(policy.of(setup), vary)]
+    for at, of in compared(kept / "sensitivity.jsonl", loads, sides, lengths, jobs).items():
+        found: Sides = {name.removeprefix(f"{policy.name}: "): runs for name, runs in of.items()}
+        trace = Path(at.trace).stem
+        title = f"{policy.name}, {trace} at {at.rate:g} requests/s, {setup.gpus} GPUs, {lengths.slices} slices"
+        table(title, found, BASE)
+        if out is not None:
+            moved = {name: changes(runs, found[BASE], "mean_s") for name, runs in found.items() if name != BASE}
+            save(bars(moved, "change of the mean TTFT", title), out, f"sensitivity_{policy.name}_{trace}")
 
 
-def _variants(policy: Policy, setup: Setup) -> Iterator[tuple[str, Setup]]:
-    base = policy.of(setup)
-    yield BASE, base
+def variants(base: Setup, vary: Sequence[str]) -> Iterator[Side]:
+    """The setup as it is, and then with one thing changed at a time."""
+    yield Side(BASE, base)
+    for each in vary:
+        yield from VARIED[each](base)
+
+
+def _parameters(base: Setup) -> Iterator[Side]:
     for name, values in PARAMETERS.items():
         for value in values:
             if value != base.parameters.get(name):
-                yield f"{name} = {value}", _with(base, **{name: value})
+                yield Side(f"{name} = {value}", _with(base, **{name: value}))
+
+
+def _windows(base: Setup) -> Iterator[Side]:
     adapting = _with(base, reconfiguration_policy="paper")
-    yield f"compositions by thresholds, H = {Parameters().window_s} s", adapting
-    for window_s in WINDOWS_S:
-        yield f"compositions by thresholds, H = {window_s} s", _with(adapting, window_s=window_s)
+    for window_s in (Parameters().window_s, *WINDOWS_S):
+        yield Side(f"compositions by thresholds, H = {window_s} s", _with(adapting, window_s=window_s))
+
+
+def _thresholds(base: Setup) -> Iterator[Side]:
     managed = _with(replace(base, cache_manager=True), cache_policy="paper")
-    yield "prefixes by Algorithm 2, θ as by default", managed
+    yield Side("prefixes by Algorithm 2, θ as by default", managed)
     for name, thresholds in THRESHOLDS.items():
         for theta in thresholds:
-            yield f"prefixes by Algorithm 2, {name} = {theta:g}", _with(managed, **{name: theta})
+            yield Side(f"prefixes by Algorithm 2, {name} = {theta:g}", _with(managed, **{name: theta}))
+
+
+def _predictions(base: Setup) -> Iterator[Side]:
     for share in WRONG_BY:
         truth = base.coefficients.scaled(1 + share)
-        yield f"steps take {share:+.0%} of what is predicted", replace(base, truth=truth)
+        yield Side(f"steps take {share:+.0%} of what is predicted", replace(base, truth=truth))
         for name in COEFFICIENTS:
             believed = _off(base.coefficients, name, share)
-            yield f"{name} believed {share:+.0%}", replace(base, coefficients=believed, truth=base.coefficients)
-    for limits in STEPS:
-        yield (
-            f"steps of {limits.step_tokens_max:,} tokens, chunks of {limits.chunk_tokens:,}",
-            replace(base, step_limits=limits),
-        )
-    yield "whole prompts, one a step", replace(base, step_limits=STEPS[-1], step_items_max=1)
-    for factor in MEMORY:
-        yield f"{factor:g} times the KV memory", replace(base, blocks_per_rank=round(base.blocks_per_rank * factor))
+            yield Side(f"{name} believed {share:+.0%}", replace(base, coefficients=believed, truth=base.coefficients))
     for noise in NOISES:
-        yield f"noise of {noise:.0%}", replace(base, noise_sd=noise)
+        yield Side(f"noise of {noise:.0%}", replace(base, noise_sd=noise))
+
+
+def _serving(base: Setup) -> Iterator[Side]:
+    for limits in STEPS:
+        name = f"steps of {limits.step_tokens_max:,} tokens, chunks of {limits.chunk_tokens:,}"
+        yield Side(name, replace(base, step_limits=limits))
+    yield Side("whole prompts, one a step", replace(base, step_limits=STEPS[-1], step_items_max=1))
+    for factor in MEMORY:
+        memory = replace(base, blocks_per_rank=round(base.blocks_per_rank * factor))
+        yield Side(f"{factor:g} times the KV memory", memory)
+
+
+VARIED: dict[str, Callable[[Setup], Iterable[Side]]] = {
+    "parameters": _parameters,
+    "thresholds": _thresholds,
+    "predictions": _predictions,
+    "serving": _serving,
+    "windows": _windows,
+}
+"""What there is to vary: β, λ and the order; θ; coefficients, times and noise; steps and memory; H."""
 
 
 def _with(setup: Setup, **parameters: Any) -> Setup:

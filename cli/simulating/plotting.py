@@ -1,6 +1,7 @@
 """Figures as PNG and SVG: policies over load, policies side by side, one figure over a parameter."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -9,7 +10,10 @@ from matplotlib.figure import Figure
 from simulation.policies.studies import Run, Spread, figures
 
 FORMATS = ("png", "svg")
-COLOURS = ("#1b6ca8", "#d1782a", "#5a9e5a", "#a23b72", "#7a6c5d", "#3aa6a6", "#c9a227", "#6b5b95", "#888888")
+COLOURS = (
+    "#1b6ca8", "#d1782a", "#5a9e5a", "#a23b72", "#7a6c5d", "#3aa6a6", "#c9a227", "#6b5b95", "#888888", "#b5534c", "#2f4858",
+    "#90be6d",
+)  # fmt: skip
 PANEL_INCHES = 3.4
 
 Line = Mapping[float, Spread]
@@ -43,11 +47,25 @@ def lines(
 
 
 def _lines(axis: Axes, of_policy: Mapping[str, Line], logarithmic: bool) -> None:
-    for (name, line), colour in zip(of_policy.items(), COLOURS, strict=False):
+    for (name, line), colour in zip(of_policy.items(), cycle(COLOURS), strict=False):
         means, sds = [each.mean for each in line.values()], [each.sd for each in line.values()]
         axis.errorbar(list(line), means, yerr=sds, label=name, color=colour, marker="o", markersize=3, capsize=2)
     axis.set_yscale("log" if logarithmic else "linear")
     axis.grid(visible=True, which="both", linewidth=0.3)
+
+
+def bars(values: Mapping[str, Spread], x_label: str, title: str) -> Figure:
+    """Shares of something, one below the other, with lines for the spread."""
+    figure = Figure(figsize=(2.4 * PANEL_INCHES, 0.2 * len(values) + 1), layout="constrained")
+    axis = figure.subplots()
+    means, sds = [100 * each.mean for each in values.values()], [100 * each.sd for each in values.values()]
+    axis.barh(list(values), means, xerr=sds, color=COLOURS[0], ecolor=COLOURS[-1], capsize=2)
+    axis.invert_yaxis()
+    axis.tick_params(axis="y", labelsize=7)
+    axis.set_xlabel(f"{x_label}, %")
+    axis.grid(visible=True, axis="x", linewidth=0.3)
+    figure.suptitle(title, fontsize=10)
+    return figure
 
 
 def sides(runs: Sequence[Run], title: str) -> Figure:

@@ -1,6 +1,7 @@
 """The benches of policies on a small trace: they run, they compare, and slices have the rate they were asked for."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -10,8 +11,11 @@ from typer.testing import CliRunner
 from bench.policies.__main__ import SETUP, app
 from bench.policies.adapting import PLANNED, Runs
 from bench.policies.adapting import table as adapting_table
+from bench.policies.comparing import Side
 from bench.policies.scale import measured
+from bench.policies.sensitivity import THRESHOLDS, VARIED, variants
 from bench.policies.workloads import source
+from simulation.policies.studies import policy
 from simulation.workloads.generating import SHAPES, Phase, generated
 from simulation.workloads.rows import write
 
@@ -43,6 +47,27 @@ def test_routing_compares_on_equal_slices(trace: Path, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_one_thing_is_varied_at_a_time() -> None:
+    base, *sides = variants(policy("paper").of(SETUP), list(VARIED))
+    assert len({side.name for side in sides}) == len({repr(side.setup) for side in sides}) == len(sides)
+    assert base.setup not in [side.setup for side in sides]
+    changed = {name for side in sides for name in side.setup.parameters.items() - base.setup.parameters.items()}
+    assert {name for name, _ in changed} >= {"beta", "lam", "worker_order", "window_s", *THRESHOLDS}
+    wrong = [each for _, each in sides if each.truth is not None and each.coefficients.alpha != each.truth.alpha]
+    beliefs = {round(each.coefficients.alpha / each.truth.alpha, 2) for each in wrong if each.truth is not None}
+    assert beliefs == {0.6, 1.4, 1.67, 0.71}, "alpha believed 40 % off, and steps that take 40 % less or more"
+
+
+def test_what_is_varied_is_compared_and_drawn(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(VARIED, "predictions", lambda base: [Side("no noise", replace(base, noise_sd=0))])
+    options = ["--vary", "predictions", "--slices", "2", "--warmup-s", "1"]
+    options += ["--kept", str(tmp_path), "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["sensitivity", f"{trace}@4", *options])
+    assert result.exit_code == 0, result.output
+    assert [line.split(" | ")[0] for line in result.stdout.splitlines()[-2:]] == ["| as it is", "| no noise"]
+    assert {path.suffix for path in tmp_path.glob("sensitivity_paper_small.*")} == {".png", ".svg"}
+
+
 def test_what_adapts_is_compared_with_the_best_in_hindsight(capsys: pytest.CaptureFixture[str]) -> None:
     """By hand: two phases, two seeds; the best of each phase is another composition, and of all is the second."""
 
@@ -63,6 +88,7 @@ def test_what_adapts_is_compared_with_the_best_in_hindsight(capsys: pytest.Captu
     assert "| 5 CP8 | 2.000 | 2.000 | 2.0000 | 95.0% | best | -50.0% ±0.0 | 3.0, 2 |" in printed
     assert "| `forecast` | 1.200 | 2.200 | 1.7000 | 95.0% | -15.0% ±7.1 | -57.5% ±3.5 | 3.0, 2 |" in printed
     assert "| `forecast`: against the best of each | +20.0% | +10.0% |  |  |  |  |  |" in printed
+    assert runs("`forecast`", (1.1, 2.1), (1.3, 2.3)).by_part(2)[2].mean == pytest.approx(2.2)
 
 
 def test_a_slice_has_its_rate_and_its_part(trace: Path) -> None:
