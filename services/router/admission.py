@@ -119,8 +119,10 @@ def held(
     """That a request waits for its tenant's turn; None if its share has room. Nobody overtakes those of his tenant who wait
     already. One that another gateway forwards cannot wait here, and is refused."""
     tenant = received.tenant
-    share, ahead = share_of(books, tenant, now_ns), books.usage.ahead(tenant)
-    if share is None or not (ahead or share.is_passed(winner.service_us)):
+    if (share := share_of(books, tenant, now_ns)) is None:
+        return None
+    ahead = books.usage.ahead(tenant)
+    if not ahead and not share.is_passed(winner.service_us):
         return None
     if received.placed_only:
         met = LimitMet(

@@ -1,6 +1,7 @@
 """A placement as it is recorded: where a request goes, and every input of that decision."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from services.router import decode_ranks
@@ -19,7 +20,7 @@ def assigned(
     request: RequestId,
     attempt: int,
     question: Question,
-    placed: tuple[Placement, Counter[Exclusion]],
+    placed: tuple[Placement, Mapping[WorkerId, Exclusion]],
     moment: "Moment",
 ) -> RequestAssigned:
     placement, excluded = placed
@@ -41,7 +42,7 @@ def assigned(
         "ratio": winner.ratio,
         "preferred_degree": placement.preferred_degree,
         "candidates": placement.candidates,
-        "excluded": dict(excluded),
+        "excluded": dict(Counter(excluded.values())) if excluded else {},
         "price_digest": placement.prices.digest(moment.digest_version),
         "digest_version": moment.digest_version,
         "fetch_from": winner.fetch_from,

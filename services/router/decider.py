@@ -9,9 +9,8 @@ the order between those two does not matter. A request's events, in order:
 Every function here is pure and safe to repeat: what was decided already, or concerns a request that has ended, gives [].
 """
 
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.router import admission
@@ -22,7 +21,7 @@ from services.router.assigning import assigned
 from services.router.board import Board
 from services.router.fitting import fitting
 from services.router.loads import Loads
-from services.router.outlook import Outlook, forecast, weights
+from services.router.outlook import Outlook, forecast, in_force, weights
 from services.router.placement import RUNNERS_UP, Able, Placement, Question, cached_tokens, choose, eligible
 from services.router.rate import Rate
 from services.router.roster import DIGEST_VERSION
@@ -49,6 +48,7 @@ from shared.contracts.events import (
     Uncordoned,
 )
 from shared.contracts.ids import BlockId, RequestId, TenantId, WorkerId
+from shared.contracts.made import made
 from shared.model import calibration as calibration_model
 from shared.model import cost as cost_model
 from shared.model import holders as holders_model
@@ -125,8 +125,8 @@ class Moment(NamedTuple):
     digest_version: int = DIGEST_VERSION
 
 
-Place = Callable[[State, Question], tuple[Placement | None, Counter[Exclusion]]]
-"""A placement rule: where a request goes, and how many workers were left out for what."""
+Place = Callable[[State, Question], tuple[Placement | None, Mapping[WorkerId, Exclusion]]]
+"""A placement rule: where a request goes, and the reason against each worker that may not have it."""
 
 
 def initial(coefficients: Coefficients) -> State:
@@ -161,16 +161,10 @@ def evolve(state: State, stored: Stored) -> None:
         state.loads.touched.clear()
 
 
-def place(state: State, question: Question) -> tuple[Placement | None, Counter[Exclusion]]:
-    """Ours: the cheapest worker by the pool's parameters."""
-    placement, excluded = weigh(state, question)
-    return placement, Counter(excluded.values())
-
-
 def weigh(
     state: State, question: Question, runners_up: int = RUNNERS_UP
 ) -> tuple[Placement | None, dict[WorkerId, Exclusion]]:
-    """The same, with the reason against each worker that may not take the request."""
+    """Our rule: the cheapest worker by the pool's parameters. `runners_up` says how many more of the candidates are named."""
     able, excluded, cached_W = look(state, question)
     if able is None:
         return None, excluded
@@ -186,8 +180,7 @@ def weigh(
         # λ counts from another degree now, so that a worker's cheapest way may be another, and that one may be late: at most
         # once for each degree. Who is too busy for the request can still be read from.
         priced = forecast(outlook, able.roster.smallest, readable, question, cached_W, state.holders.trust)
-    placement = choose(able, priced, state.holders.trust, runners_up)
-    return placement._replace(load=outlook.load_ppm / PPM), excluded
+    return choose(able, priced, state.holders.trust, runners_up, outlook.load_ppm / PPM), excluded
 
 
 def look(state: State, question: Question) -> tuple[Able | None, dict[WorkerId, Exclusion], Ints]:
@@ -200,42 +193,45 @@ def look(state: State, question: Question) -> tuple[Able | None, dict[WorkerId, 
 
 def look_out(state: State, now_ns: int) -> Outlook:
     """What `vertumnus` reads of the state, with the weights of the policy in force. The board has looked."""
-    policy = weights(state.parameters).policy
-    load_ppm = state.rate.load_ppm(now_ns, state.board.members.counted) if policy == "vertumnus" else 0
-    by = weights(state.parameters, load_ppm)
+    parameters, load_ppm = state.parameters, 0
+    if in_force(parameters) == "vertumnus":
+        load_ppm = state.rate.load_ppm(now_ns, state.board.members.counted)
     return Outlook(
         state.board,
         state.loads,
         state.calibration,
         state.coefficients,
-        state.parameters,
-        by,
+        parameters,
+        weights(parameters, load_ppm),
         load_ppm,
         state.holders.pending,
     )
 
 
-def receive(state: State, arrival: Arrival, moment: Moment, by: Place = place) -> list[EventData]:
+def receive(state: State, arrival: Arrival, moment: Moment, by: Place = weigh) -> list[EventData]:
     """`request-received`, and where the request goes, that it waits for its tenant's turn, or why it goes nowhere."""
     if arrival.request in state.loads.open:
         return []
     limits = state.usage.shares.of(arrival.tenant)
     slo_us = arrival.slo_us if arrival.slo_us is not None else limits.slo_ms * 1_000 or None
-    received = RequestReceived(
-        request=arrival.request,
-        tenant=arrival.tenant,
-        model=arrival.model,
-        prompt_tokens=arrival.prompt_tokens,
-        max_tokens=arrival.max_tokens,
-        slo_us=state.coefficients.slo_us(arrival.prompt_tokens) if slo_us is None else slo_us,
-        hard_slo=limits.hard_slo if arrival.hard_slo is None else arrival.hard_slo,
-        priority=min(arrival.priority, limits.priority_max),
-        stream=arrival.stream,
-        client_digest=arrival.client_digest,
-        placed_only=arrival.placed_only,
-        block_ids=b"".join(arrival.chain),
-        seen_seq=moment.seen_seq,
-    )
+    fields = {
+        "request": arrival.request,
+        "tenant": arrival.tenant,
+        "model": arrival.model,
+        "prompt_tokens": arrival.prompt_tokens,
+        "max_tokens": arrival.max_tokens,
+        "slo_us": state.coefficients.slo_us(arrival.prompt_tokens) if slo_us is None else slo_us,
+        "hard_slo": limits.hard_slo if arrival.hard_slo is None else arrival.hard_slo,
+        "priority": min(arrival.priority, limits.priority_max),
+        "stream": arrival.stream,
+        "client_digest": arrival.client_digest,
+        "placed_only": arrival.placed_only,
+        "known_blocks": 0,
+        "known_block": None,
+        "block_ids": b"".join(arrival.chain),
+        "seen_seq": moment.seen_seq,
+    }
+    received = made(RequestReceived, fields)
     return [received, _next(state, received, arrival.chain, moment, by)]
 
 
@@ -247,17 +243,17 @@ def _next(state: State, received: RequestReceived, chain: tuple[BlockId, ...], m
     question = Question(received.prompt_tokens, chain, moment.now_ns)
     placement, excluded = by(state, question)
     if placement is None:
-        fits_nowhere = bool(excluded) and excluded.keys() <= {"too-long", "full"}
+        fits_nowhere = bool(excluded) and set(excluded.values()) <= {"too-long", "full"}
         reason, wait_s = ("too-long", None) if fits_nowhere else ("no-worker", RETRY_AFTER_S)
         return RequestRejected(request=received.request, reason=reason, retry_after_s=wait_s)
     late = admission.late(books, received, placement.winner, moment.now_ns)
     if late is not None:
-        placement, excluded = by(state, replace(question, within_us=received.slo_us))
+        placement, excluded = by(state, question._replace(within_us=received.slo_us))
         if placement is None:
             return late
     held = admission.held(books, received, placement.winner, moment.now_ns)
     if held is not None and not state.usage.ahead(received.tenant) and admission.has_idle(books):
-        idle, excluded = by(state, replace(question, within_us=received.slo_us if late else None, idle_only=True))
+        idle, excluded = by(state, question._replace(within_us=received.slo_us if late else None, idle_only=True))
         placement, held = (idle, None) if idle else (placement, held)
     return held or assigned(state, received.request, 1, question, (placement, excluded), moment)
 
@@ -275,7 +271,7 @@ def redirect(state: State, request: RequestId, attempt: int, reason: RedirectRea
 
 
 def assign_again(
-    state: State, request: RequestId, generated_tokens: int, moment: Moment, by: Place = place
+    state: State, request: RequestId, generated_tokens: int, moment: Moment, by: Place = weigh
 ) -> list[EventData]:
     """The next assignment of a request that was redirected or has waited for its turn, whose prompt now ends with what was
     generated; [] without a worker."""

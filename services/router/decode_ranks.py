@@ -24,6 +24,8 @@ def cheapest(pool: Pool, loads: Loads, prefill: NodeId) -> WorkerId | None:
     ours = _ranks(pool, own)
     if (rank := _least(loads, _with_room(own, loads, ours))) is not None:
         return rank
+    if own.spec is None or not own.spec.hands_off:
+        return _least(loads, ours)
     others = [node for node in pool.nodes.values() if node.id != prefill and _takes_from(node, own)]
     free = chain.from_iterable(_with_room(node, loads, _ranks(pool, node)) for node in others)
     if (rank := _least(loads, free)) is not None:
@@ -42,7 +44,6 @@ def _takes_from(node: Node, prefill: Node) -> bool:
         node.alive
         and here is not None
         and there is not None
-        and there.hands_off
         and here.decode_sequences > 0
         and (here.engine, here.model, here.model_revision, here.dtype, here.block_tokens)
         == (there.engine, there.model, there.model_revision, there.dtype, there.block_tokens)

@@ -20,11 +20,11 @@ LINE_COLUMNS = 11
 long, how many others wait, the work that runs and its last sign, how many of those that run are done in chunks; from when until
 when that is so, and from when on the worker is hung."""
 
-KIND, OWN_TOKENS, CACHED_TOKENS, FETCH_US, QUEUE_US, DELAYED_JOBS = range(6)
-SERVICE_US, OCCUPANCY_US, OWN_US, PRICE_US, TIE_US = range(6, 11)
-COST_COLUMNS = 11
-"""Of the cheapest way at a worker: which it is, what is cached there and with it, the parts of its price, the price without
-queues, the price, and what decides between equal prices."""
+ROW, KIND, OWN_TOKENS, CACHED_TOKENS, FETCH_US, QUEUE_US, DELAYED_JOBS, COUNTED_PPM = range(8)
+SERVICE_US, OCCUPANCY_US, OWN_US, PRICE_US, TIE_US = range(8, 13)
+COST_COLUMNS = 13
+"""Of the cheapest way at a worker: whose it is, which it is, what is cached there and with it, the parts of its price with the
+ratio that was counted, the price without queues, the price, and what decides between equal prices."""
 
 OWN, IN_FLIGHT, FETCHED, PENDING = range(4)
 """The ways: with the worker's own blocks, with those that a request before this one leaves, with those of another worker, and
@@ -128,7 +128,8 @@ def costs(
         without_us = np.int64(np.rint(beta * own_us)) + occupancy_us
         price_us = queue_us if by_work else queue_us + without_us + jobs * own_us
         if price_us < cost_CW[PRICE_US, row]:
-            cost_CW[KIND, row], cost_CW[CACHED_TOKENS, row], cost_CW[FETCH_US, row] = kind, tokens, read_us
+            cost_CW[ROW, row], cost_CW[KIND, row], cost_CW[COUNTED_PPM, row] = row, kind, ratio_ppm
+            cost_CW[CACHED_TOKENS, row], cost_CW[FETCH_US, row] = tokens, read_us
             cost_CW[QUEUE_US, row], cost_CW[DELAYED_JOBS, row], cost_CW[SERVICE_US, row] = queue_us, jobs, own_us
             cost_CW[OCCUPANCY_US, row] = 0 if by_work else occupancy_us
             cost_CW[OWN_US, row], cost_CW[PRICE_US, row] = without_us, price_us
@@ -148,9 +149,9 @@ def costs(
     return cost_CW
 
 
-@compiled("Tuple((int64[::1], int64))(int64[:, ::1], int64[::1], int64[::1], int64)")
+@compiled("Tuple((int64[:, ::1], int64))(int64[:, ::1], int64[::1], int64[::1], int64)")
 def ranked(cost_CW: Ints, degree_W: Ints, rows_O: Ints, runners_up: int) -> tuple[Ints, int]:
-    """Which of these rows are told of: the cheapest, the best of every other degree, the next so many. And the degree of the
+    """What is told of, of these rows: the cheapest, the best of every other degree, the next so many. And the degree of the
     least price without queues. Of equals the first row counts, and the smallest degree."""
     told_T = np.empty(len(rows_O), np.int64)
     told, leaders, preferred = 0, -1, 0
@@ -178,4 +179,7 @@ def ranked(cost_CW: Ints, degree_W: Ints, rows_O: Ints, runners_up: int) -> tupl
         own_us, degree = cost_CW[OWN_US, row], degree_W[row]
         if preferred == 0 or own_us < least_us or (own_us == least_us and degree < preferred):
             least_us, preferred = own_us, degree
-    return told_T[:told].copy(), preferred
+    told_TC = np.empty((told, COST_COLUMNS), np.int64)
+    for place in range(told):
+        told_TC[place] = cost_CW[:, told_T[place]]
+    return told_TC, preferred

@@ -31,16 +31,19 @@ from shared.contracts.ids import BlockId, RequestId, WorkerId, node_of
 from shared.model.blocks import reusable_tokens
 from shared.model.calibration import PPM, Calibration
 from shared.model.cost import Coefficients, Ints
-from shared.model.parameters import LOAD_PPM_MAX, Parameters
+from shared.model.parameters import LOAD_PPM_MAX, Parameters, PlacementPolicy
 from shared.model.pending import Pending
+
+
+def in_force(parameters: Parameters) -> PlacementPolicy:
+    """The policy that prices: the freeze switch has its own."""
+    return "least-work" if parameters.frozen else parameters.placement_policy
 
 
 def weights(parameters: Parameters, load_ppm: int = 0) -> Weights:
     """What the policy in force multiplies by, at a load of the pool if it asks for that."""
-    if parameters.frozen or parameters.placement_policy == "least-work":
-        return Weights("least-work", parameters.beta, parameters.lam)
-    if parameters.placement_policy == "paper":
-        return Weights("paper", parameters.beta, parameters.lam)
+    if (policy := in_force(parameters)) != "vertumnus":
+        return Weights(policy, parameters.beta, parameters.lam)
     follows_load = parameters.adaptive_beta and not parameters.shared
     beta = PPM / (PPM - min(load_ppm, LOAD_PPM_MAX)) if follows_load else parameters.beta
     return Weights("vertumnus", beta, parameters.lam_vertumnus)
@@ -86,19 +89,19 @@ def forecast(
     if parameters.prefix_fetch and (source := _source(outlook, readable, cached_W)) >= 0:
         fetch = _fetch(outlook, source, cached_W)
     ordered = parameters.ordered_queue and parameters.worker_order == "shortest-first"
-    pricing = _pricing(outlook, smallest, question)._replace(ordered=ordered, calibrated=parameters.calibration)
+    pricing = _pricing(outlook, smallest, question, ordered, parameters.calibration)
     return pricing.of(Ways(cached_W, in_flight_OC, fetch, pending_OC))
 
 
 def plain(outlook: Outlook, smallest: int, question: Question, ways: Ways) -> Priced:
     """By all that every worker has reserved."""
-    return _pricing(outlook, smallest, question).of(ways)
+    return _pricing(outlook, smallest, question, ordered=False, calibrated=False).of(ways)
 
 
-def _pricing(outlook: Outlook, smallest: int, question: Question) -> Pricing:
+def _pricing(outlook: Outlook, smallest: int, question: Question, ordered: bool, calibrated: bool) -> Pricing:
     board = outlook.board
     by, tokens, now_ns = outlook.weights, question.prompt_tokens, question.now_ns
-    return Pricing(outlook.coefficients, tokens, by, board.roster, smallest, board.lines, now_ns)
+    return Pricing(outlook.coefficients, tokens, by, board.roster, smallest, board.lines, now_ns, ordered, calibrated)
 
 
 def _options(found: Iterable[Option]) -> Ints:
@@ -141,11 +144,11 @@ def _fetch(outlook: Outlook, source: int, cached_W: Ints) -> Fetch:
     """The longest prefix of another worker, for those whose own is shorter."""
     board, spec, mb_per_s = outlook.board, outlook.spec, outlook.parameters.fetch_mb_per_s
     longest, worker = int(cached_W[source]), board.roster.workers[source]
-    depths, node = sorted(set(cached_W.tolist())), node_of(worker)
+    depths, node = sorted({*cached_W.tolist()} - {longest}), node_of(worker)
     reads_us = [
         outlook.calibration.fetch_us(node, (longest - depth) * spec.kv_bytes_per_token, mb_per_s) for depth in depths
     ]
-    return Fetch(worker, longest, board.members.can_fetch_W, np.array([depths, reads_us]))
+    return Fetch(worker, longest, board.members.can_fetch_W, np.array([depths, reads_us], dtype=np.int64))
 
 
 def _pending(outlook: Outlook, question: Question, cached_W: Ints) -> Iterator[Option]:

@@ -13,7 +13,6 @@ All workers are priced at once, in columns (`roster.py`, `board.py`, `loops.py`)
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -32,8 +31,7 @@ RUNNERS_UP = 4
 TOO_LONG, HUNG, FULL, REFUSED = map(REASONS.index, ("too-long", "hung", "full", "refused"))
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """What is to be placed. `refused_by` had the request before: they are asked again only when nobody else is left. Whoever
     is predicted to need longer than `within_us` is left out, and under `idle_only` whoever has something to do."""
 
@@ -111,18 +109,21 @@ def cached_tokens(members: Members, matched: Mapping[WorkerId, int], question: Q
     return loops.cached(row_H, blocks_H, spec.block_tokens, usable, len(roster.workers))
 
 
-def choose(able: Able, priced: Priced, trust: Callable[[WorkerId], Trust], runners_up: int = RUNNERS_UP) -> Placement:
-    """The placement. `runners_up` says how many more of the candidates it names."""
-    weights, roster = priced.weights, priced.roster
-    rows_T, preferred_degree = loops.ranked(priced.cost_CW, roster.degree_W, able.rows_W, runners_up)
+def choose(
+    able: Able, priced: Priced, trust: Callable[[WorkerId], Trust], runners_up: int = RUNNERS_UP, load: float = 0.0
+) -> Placement:
+    """The placement. `runners_up` says how many more of the candidates it names, and it was priced at this load."""
+    weights, roster, price_us_W = priced.weights, priced.roster, priced.cost_CW[loops.PRICE_US]
+    told_TC, preferred_degree = loops.ranked(priced.cost_CW, roster.degree_W, able.rows_W, runners_up)
     least_work = weights.policy == "least-work"
     return Placement(
         weights.policy,
-        priced.candidates(rows_T, trust),
+        priced.candidates(told_TC, trust),
         preferred_degree,
-        Prices(able.roster, priced.cost_CW[loops.PRICE_US, able.rows_W]),
+        Prices(able.roster, price_us_W if able.roster is roster else price_us_W[able.rows_W]),
         0.0 if least_work else weights.beta,
         0.0 if least_work else weights.lam,
+        load,
     )
 
 

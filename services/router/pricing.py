@@ -87,8 +87,7 @@ class Pricing(NamedTuple):
             self.ordered, self.calibrated, self.now_ns, *self.lines,
             ways.cached_W, ways.in_flight_OC, fetch.tokens, fetch.fetches_W, fetch.reads_2D, ways.pending_OC,
         )  # fmt: skip
-        ratio_ppm_W = self.lines.line_CW[loops.RATIO_PPM] if self.calibrated else None
-        return Priced(by, self.roster, cost_CW, ratio_ppm_W, fetch.source)
+        return Priced(by, self.roster, cost_CW, fetch.source)
 
 
 class Priced(NamedTuple):
@@ -97,15 +96,16 @@ class Priced(NamedTuple):
     weights: Weights
     roster: Roster
     cost_CW: Ints
-    ratio_ppm_W: Ints | None
     source: WorkerId | None
 
-    def candidates(self, rows_T: Ints, trust: Callable[[WorkerId], Trust]) -> tuple[PricedCandidate, ...]:
-        """These workers as they are recorded."""
-        roster, ratio_ppm_W, found = self.roster, self.ratio_ppm_W, []
-        ratios_ppm = [PPM] * len(rows_T) if ratio_ppm_W is None else ratio_ppm_W[rows_T].tolist()
-        for row, ratio_ppm, cost in zip(rows_T.tolist(), ratios_ppm, self.cost_CW[:, rows_T].T.tolist(), strict=True):
-            kind, own_tokens, cached_tokens, fetch_us, queue_us, jobs, service_us, occupancy_us, _, price_us, _ = cost
+    def candidates(self, told_TC: Ints, trust: Callable[[WorkerId], Trust]) -> tuple[PricedCandidate, ...]:
+        """What these cost, as it is recorded."""
+        roster, found = self.roster, []
+        for cost in told_TC.tolist():
+            (
+                row, kind, own_tokens, cached_tokens, fetch_us, queue_us, jobs, ratio_ppm,
+                service_us, occupancy_us, _, price_us, _,
+            ) = cost  # fmt: skip
             worker = roster.workers[row]
             fields = {
                 "worker": worker,

@@ -5,9 +5,7 @@ given of late: uncached tokens of the last ten seconds over the weight, least fi
 that each start adds to, so that routers that see events in another order agree (ADR 0028).
 """
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from services.router import admission, decider
@@ -16,7 +14,7 @@ from services.router.decider import Moment, Place, State
 from services.router.placement import Placement, Question
 from services.router.usage import Waiting
 from shared.contracts.events import Exclusion, LimitMet, RequestAssigned, RequestRejected
-from shared.contracts.ids import Source, TenantId
+from shared.contracts.ids import Source, TenantId, WorkerId
 from shared.model.calibration import PPM
 from shared.model.cost import US_PER_S
 
@@ -27,7 +25,7 @@ HERE = "router"
 Turn = RequestAssigned | RequestRejected
 
 
-def next_turn(state: State, source: Source, moment: Moment, by: Place = decider.place) -> list[Turn]:
+def next_turn(state: State, source: Source, moment: Moment, by: Place = decider.weigh) -> list[Turn]:
     """The next of a router's waiting requests that may go, assigned, or rejected if it would miss its hard objective; [] if
     none may go."""
     books = Books(state.usage, state.parameters, state.pool, state.loads)
@@ -78,14 +76,14 @@ def _late(waiting: Waiting, more_us: int, where: str, moment: Moment) -> LimitMe
     return LimitMet(name="ttft-us", scope=where, allowed=waiting.slo_us, used=waited_us, added=more_us)
 
 
-def _on_idle(by: Place, state: State, question: Question) -> tuple[Placement | None, Counter[Exclusion]]:
-    return by(state, replace(question, idle_only=True))
+def _on_idle(by: Place, state: State, question: Question) -> tuple[Placement | None, Mapping[WorkerId, Exclusion]]:
+    return by(state, question._replace(idle_only=True))
 
 
 def _in_time(
     by: Place, within_us: int, state: State, question: Question
-) -> tuple[Placement | None, Counter[Exclusion]]:
-    return by(state, replace(question, within_us=within_us))
+) -> tuple[Placement | None, Mapping[WorkerId, Exclusion]]:
+    return by(state, question._replace(within_us=within_us))
 
 
 def _in_order(state: State, source: Source, now_ns: int) -> Iterator[tuple[TenantId, Waiting]]:

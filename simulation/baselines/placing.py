@@ -6,6 +6,7 @@ worker, so that reservations, audits and explanations go on as they are.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -68,13 +69,12 @@ class Placing:
         """As `decider.assign_again`; also for what `receive` let wait, in order of arrival."""
         return decider.assign_again(state, request, generated_tokens, moment, self.place)
 
-    def place(self, state: State, question: Question) -> tuple[Placement | None, Counter[Exclusion]]:
+    def place(self, state: State, question: Question) -> tuple[Placement | None, Mapping[WorkerId, Exclusion]]:
         """The rule's choice among the workers that may have the request."""
         able, excluded, cached_W = decider.look(state, question)
-        counted = Counter(excluded.values())
         self._waits = False
         if able is None:
-            return None, counted
+            return None, excluded
         rows = state.board.roster.rows
         block_tokens = _block_tokens(state, able.roster.workers[0])
         prompt = Prompt(question.prompt_tokens, question.chain, block_tokens, question.now_ns)
@@ -82,13 +82,13 @@ class Placing:
         chosen = self._rule.choose(prompt, views)
         if chosen is None:
             self._waits = True
-            return None, counted
+            return None, excluded
         row_W = np.array([rows[chosen]])
         alone = Able(state.board.roster.only(row_W), row_W)
         outlook = decider.look_out(state, question.now_ns)._replace(weights=weights(state.parameters))
         priced = plain(outlook, alone.roster.smallest, question, Ways(cached_W))
         placement = choose(alone, priced, state.holders.trust)
-        return placement._replace(policy=self._rule.name), counted
+        return placement._replace(policy=self._rule.name), excluded
 
     def _view(self, state: State, worker: WorkerId, cached_tokens: int, block_tokens: int) -> WorkerView:
         load = state.loads.of_worker.get(worker)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -210,7 +209,7 @@ def second_best(choose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def without_refusals(eligible: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda members, hung_W, question: eligible(members, hung_W, replace(question, refused_by=()))
+    return lambda members, hung_W, question: eligible(members, hung_W, question._replace(refused_by=()))
 
 
 def test_a_record_whose_digests_are_over_text_is_verified() -> None:

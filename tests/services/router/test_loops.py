@@ -75,10 +75,11 @@ def test_the_winner_then_the_best_of_every_other_degree_then_the_next(
     rows_O = np.flatnonzero([each[3] for each in workers])
     if not len(rows_O):
         return
-    told_T, preferred = loops.ranked(cost_CW, degree_W, rows_O, runners_up)
+    cost_CW[loops.ROW] = range(len(workers))
+    told_TC, preferred = loops.ranked(cost_CW, degree_W, rows_O, runners_up)
     order = sorted(rows_O.tolist(), key=lambda row: (*workers[row][:2], row))
     leaders = [row for at, row in enumerate(order) if degree_W[row] not in degree_W[order[:at]]]
-    assert told_T.tolist() == [*leaders, *[row for row in order if row not in leaders][:runners_up]]
+    assert told_TC[:, loops.ROW].tolist() == [*leaders, *[row for row in order if row not in leaders][:runners_up]]
     assert preferred == min((workers[row][0], workers[row][2]) for row in rows_O.tolist())[1]
 
 

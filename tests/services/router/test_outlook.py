@@ -1,8 +1,6 @@
 """What `vertumnus` adds, one addition at a time, against sums done by hand. `ROUND`: 1,000 uncached tokens take
 1 s + 4 s / C, cached ones 0.1 s."""
 
-from dataclasses import replace
-
 import pytest
 from router_world import ME, NOW_NS, SECOND_NS, Log, arrival, blocks, committed, pool_of, prefilled, started
 
@@ -102,7 +100,7 @@ def test_who_has_a_longer_prompt_waiting_has_something_to_do() -> None:
     asked = Question(100, (), NOW_NS)
     assert (placed := weigh(log.state, asked)[0]) is not None
     assert placed.winner.queue_us == 0
-    assert weigh(log.state, replace(asked, idle_only=True)) == (None, {waiting.worker: "share"})
+    assert weigh(log.state, asked._replace(idle_only=True)) == (None, {waiting.worker: "share"})
 
 
 class TestInFlight:

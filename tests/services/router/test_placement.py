@@ -1,7 +1,6 @@
 """The placement rule against sums done by hand. `ROUND`: 1,000 uncached tokens take 1 s + 4 s / C, cached ones 0.1 s."""
 
 import struct
-from dataclasses import replace
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -154,7 +153,7 @@ class TestPrice:
     def test_lambda_counts_from_the_smallest_degree_that_is_in_time(self) -> None:
         log = Log()
         log.fold(*pool_of(1, 1, 2, 4), *pool_of(8, node="n1"))
-        placement, excluded = weigh(log.state, replace(ask(), within_us=2_500_000))
+        placement, excluded = weigh(log.state, ask()._replace(within_us=2_500_000))
         assert placement is not None
         assert excluded == dict.fromkeys(("n0/1/0", "n0/1/1", "n0/1/2"), "slo")
         # 4·2 s are no extra; 8·1.5 s are 4 s more.
