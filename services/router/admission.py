@@ -175,6 +175,13 @@ def has_idle(books: Books) -> bool:
     return any(each.id not in busy and pool.schedulable(each) for each in pool.workers.values())
 
 
+def idle_in_s(books: Books, now_ns: int) -> int | None:
+    """When the first worker is predicted to have done all that it has; None while none may be given anything."""
+    loads = [books.loads.of_worker.get(each.id) for each in books.pool.workers.values() if books.pool.schedulable(each)]
+    left_us = [0 if load is None else load.at(now_ns)[0] for load in loads]
+    return _clipped_s(-(-min(left_us) // US_PER_S)) if left_us else None
+
+
 def last_minute(usage: Usage, tenant: TenantId | None, now_ns: int) -> Served:
     """What was assigned in it, to a tenant or to all."""
     return total(served for _, served in usage.served(tenant, _minute_began_s(now_ns)))

@@ -63,14 +63,13 @@ class Dispatcher:
         metrics: RouterMetrics,
     ) -> None:
         self.router = RouterId(runtime.source)
-        self.draining = False
+        self.draining = self._closed = False
         self._settings = settings
         self._metrics = metrics
         self._frames = Frames(runtime.bulk, runtime.subjects, self.router)
         self._claims = Claims(runtime.bulk, runtime.subjects, self.router, settings.token_buffer_bytes_max)
         self._calls: dict[RequestId, Call] = {}
         self._admitted = 0
-        self._closed = False
         self._ended = asyncio.Event()
         self._capacity = asyncio.Event()
         self._lost: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -140,17 +139,18 @@ class Dispatcher:
             call.leave()
         if drivers := [call.driver for call in self._calls.values() if call.driver is not None]:
             await asyncio.wait(drivers)
+        await self._wiring.settled()
         if self._heart is not None:
             self._heart.cancel()
 
     def enter(self) -> Slot:
         """A place for one more request; give it to `submit`, or release it. Errors: NotReceived."""
+        wiring, opened = self._wiring, self._admitted
         if self.draining:
             raise NotReceived("shutdown", "the router is shutting down", 1)
-        if self._admitted >= self._settings.open_requests_max:
-            raise NotReceived("overloaded", f"{self._admitted} requests are open, which is the limit", 1)
-        outbox = self._wiring.outbox
-        if not outbox.ready or outbox.events > OUTBOX_SHARE_MAX:
+        if opened >= self._settings.open_requests_max:
+            raise NotReceived("overloaded", f"{opened} requests are open, which is the limit", wiring.retry_after_s())
+        if not wiring.outbox.ready or wiring.outbox.events > OUTBOX_SHARE_MAX:
             raise NotReceived("overloaded", "the event log does not keep up", decider.RETRY_AFTER_S)
         self._admitted += 1
         return Slot(self._leave)
@@ -169,7 +169,7 @@ class Dispatcher:
             events = self._wiring.record(call, facts)
         except (BufferFull, OutboxFull) as full:
             self._drop(order.request)
-            raise NotReceived("overloaded", str(full), decider.RETRY_AFTER_S) from full
+            raise NotReceived("overloaded", str(full), self._wiring.retry_after_s(full)) from full
         except BadEvent as error:
             self._drop(order.request)
             raise NotReceived("too-long", f"the prompt has {len(order.chain)} blocks: {error}") from error

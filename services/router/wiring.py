@@ -5,7 +5,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import structlog
+
 from services.router import decider
+from services.router.admission import Books, idle_in_s
 from services.router.calls import Call, Rejected
 from services.router.claims import Claims
 from services.router.decider import Moment, State
@@ -25,9 +28,11 @@ from shared.contracts.ids import RouterId, Source
 from shared.contracts.subjects import Subjects
 from shared.runtime.appending import Origin
 from shared.runtime.clock import Clock
-from shared.runtime.outbox import Outbox, OutboxFull
+from shared.runtime.outbox import STALLED_S, Outbox, OutboxFull
 from shared.runtime.ports import Bus
 from shared.runtime.projection import Projection
+
+SETTLE_EVERY_S = 0.05
 
 
 class Placed(NamedTuple):
@@ -80,6 +85,14 @@ class Wiring:
             coefficients=self.settings.cost_model().model_dump(),
         )
 
+    def retry_after_s(self, full: Exception | None = None) -> int:
+        """When a client that finds no place should ask again: when a worker is predicted to have room. Nothing is predicted of
+        workers that are not there, nor of a log that is `full`."""
+        state = self.state
+        books = Books(state.usage, state.parameters, state.pool, state.loads)
+        predicted_s = None if isinstance(full, OutboxFull) else idle_in_s(books, self.clock.now_ns())
+        return predicted_s or decider.RETRY_AFTER_S
+
     def record(self, call: Call, facts: list[EventData], cause: Placed | None = None) -> list[Envelope]:
         """Record what was decided about `call`, whose last assignment was `cause`. Errors: OutboxFull."""
         causation = cause.event.id if cause else None
@@ -97,6 +110,17 @@ class Wiring:
         """Record what waits, as far as there is room."""
         for _ in range(len(self._owed)):
             self.end(*self._owed.popleft())
+
+    async def settled(self) -> None:
+        """Record what waits before the process ends, for as long as its outbox will wait for the log then. What is left ends
+        with `router-lost`."""
+        until_ns = self.clock.monotonic_ns() + round(STALLED_S * 1e9)
+        self.settle()
+        while self._owed and self.clock.monotonic_ns() < until_ns:
+            await self.clock.sleep(SETTLE_EVERY_S)
+            self.settle()
+        if self._owed:
+            structlog.get_logger(component="dispatch").error("ends not recorded", requests=len(self._owed))
 
 
 def rejection(rejected: RequestRejected) -> Rejected:

@@ -3,7 +3,10 @@
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -86,3 +89,15 @@ class RouterPool:
     def stop(self) -> None:
         for each in (self.router, self.worker, self.controller):
             each.stop(kill=True)
+
+
+@contextmanager
+def pool_at_work(tmp_path: Path, **settings: Any) -> Iterator[RouterPool]:
+    """A started pool of its own, `RouterPool`'s settings, on a NATS server of its own."""
+    with EmbeddedNats(tmp_path / "nats", sync_always=False) as nats:
+        made = RouterPool(nats, tmp_path / "pool", **settings)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()

@@ -6,7 +6,7 @@ import pytest
 from router_world import ME, NOW_NS, SECOND_NS, Log, arrival, pool_of, prefilled, started
 
 from services.router import decider, turns
-from services.router.admission import last_minute
+from services.router.admission import Books, idle_in_s, last_minute
 from services.router.decider import Arrival, Moment, receive
 from services.router.usage import SECONDS_MAX, total
 from shared.contracts.envelope import EventData
@@ -66,6 +66,18 @@ def met(fact: EventData) -> LimitMet:
 
 def finish(log: Log, request: str, worker: str) -> None:
     log.fold(started(request, WorkerId(worker)), prefilled(request, WorkerId(worker)))
+
+
+def test_the_first_worker_that_is_done_decides_how_long_nobody_finds_room() -> None:
+    """Each takes 2 s at degree 4, and there are two workers."""
+    log = pool(4, 4)
+    expected = [1, 1, 2, 2, 4]
+    for number, wait_s in enumerate(expected):
+        state = log.state
+        assert idle_in_s(Books(state.usage, state.parameters, state.pool, state.loads), NOW_NS) == wait_s
+        ask(log, of("a", str(number)))
+    nothing = Log().state
+    assert idle_in_s(Books(nothing.usage, nothing.parameters, nothing.pool, nothing.loads), NOW_NS) is None
 
 
 class TestLimits:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from router_pool import MODEL, RouterPool
+from router_pool import MODEL, RouterPool, pool_at_work
 
-from cli.embedded.nats import EmbeddedNats
 from shared.contracts.events import PrefillStarted, RequestAssigned, RequestCompleted, RequestHeld, RequestReceived
 from shared.contracts.ids import RequestId
 from tests.support.replica import eventually, witness
@@ -20,13 +19,8 @@ SHARING = {"tenants": {"many": {}, "few": {}}, "share_s": 0}
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[RouterPool]:
-    with EmbeddedNats(tmp_path / "nats", sync_always=False) as nats:
-        made = RouterPool(nats, tmp_path / "pool", speedup=10)
-        try:
-            made.start()
-            yield made
-        finally:
-            made.stop()
+    with pool_at_work(tmp_path, speedup=10) as made:
+        yield made
 
 
 async def test_another_tenant_is_served_amid_a_flood(pool: RouterPool) -> None:

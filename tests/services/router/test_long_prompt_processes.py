@@ -7,9 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from router_pool import MODEL, RouterPool
-
-from cli.embedded.nats import EmbeddedNats
+from router_pool import MODEL, RouterPool, pool_at_work
 
 TOKENS = 131_072
 TOGETHER, ROUNDS = 4, 3
@@ -20,14 +18,9 @@ large), and the numbers packed. However many were served before: the bound is fo
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[RouterPool]:
-    with EmbeddedNats(tmp_path / "nats", sync_always=False) as nats:
-        context = {"VERTUMNUS_CONTEXT_TOKENS_MAX": str(TOKENS + 1_024)}
-        made = RouterPool(nats, tmp_path / "pool", speedup=1_000, worker=context)
-        try:
-            made.start()
-            yield made
-        finally:
-            made.stop()
+    context = {"VERTUMNUS_CONTEXT_TOKENS_MAX": str(TOKENS + 1_024)}
+    with pool_at_work(tmp_path, speedup=1_000, worker=context) as made:
+        yield made
 
 
 async def test_memory_follows_the_bodies_that_are_open(pool: RouterPool) -> None:
