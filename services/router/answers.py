@@ -24,25 +24,29 @@ class Part(NamedTuple):
     finish: Finish | None
 
 
-async def read(call: Call, stream: TextStream, stops: Sequence[str]) -> AsyncIterator[Part]:
+async def read(call: Call, stream: TextStream, cutter: StopCutter) -> AsyncIterator[Part]:
     """The answer in parts. The first comes with the first token, even when it shows no text yet; a stop string ends the
-    request. Errors: Unserved, behind the parts that were given."""
-    cutter = StopCutter(stops)
+    request, but for one that begins within the first `min_tokens`. Errors: Unserved, behind the parts that were given."""
     tokens: list[int] = []
     logprobs: list[TokenLogprobs] = []
     first = True
+    unbound = call.order.sampling.min_tokens
     async for piece in call.pieces():
         ends = piece.frame.finish == "stop" and piece.tokens[-1:] and piece.tokens[-1] in call.order.stop_tokens
         shown = len(piece.tokens) - bool(ends)
         tokens += piece.tokens
         logprobs += piece.logprobs[:shown]
-        cut = cutter.push(stream.push(piece.tokens[:shown]))
+        early = min(shown, max(0, unbound))
+        unbound -= shown
+        text = stream.push(piece.tokens[:early])
+        cut = cutter.push(stream.push(piece.tokens[early:shown]))
+        text += cut.text
         if cut.stopped:
             call.enough()
-            yield Part(cut.text, tuple(tokens), tuple(logprobs), "stop")
+            yield Part(text, tuple(tokens), tuple(logprobs), "stop")
             return
-        if cut.text or first:
-            yield Part(cut.text, tuple(tokens), tuple(logprobs), None)
+        if text or first:
+            yield Part(text, tuple(tokens), tuple(logprobs), None)
             tokens, logprobs, first = [], [], False
     cut = cutter.push(stream.flush())
     rest = "" if cut.stopped else cutter.flush()

@@ -130,6 +130,14 @@ class Call:
     def tokens_left(self) -> int:
         return self.order.max_tokens - len(self.generated)
 
+    @property
+    def sampling(self) -> SamplingSpec:
+        """For the rest of the answer: tokens that were generated count towards `min_tokens`."""
+        asked = self.order.sampling
+        if not asked.min_tokens or not self.generated:
+            return asked
+        return asked.model_copy(update={"min_tokens": max(0, asked.min_tokens - len(self.generated))})
+
     def give(self, piece: Piece) -> bool:
         """False if the client is too far behind."""
         self.generated += piece.tokens

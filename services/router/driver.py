@@ -110,6 +110,7 @@ class Driver:
                     await self._give_up()
                 if finish := self._finished_anyway():
                     return finish
+                self._check_grammar()
                 self._redirect(stopped.reason)
                 await self._place_again(stopped.reason)
 
@@ -213,6 +214,11 @@ class Driver:
             return "stop"
         return "length" if not call.tokens_left else None
 
+    def _check_grammar(self) -> None:
+        """Errors: Unserved, because a grammar begins with an answer: nobody could go on inside one."""
+        if self._call.generated and self._call.order.sampling.json_schema is not None:
+            raise Unserved("lost-stream", "the worker was lost within an answer that response_format binds; ask again")
+
     def _redirect(self, reason: RedirectReason) -> None:
         """Errors: Unserved when no attempt is left."""
         call, wiring = self._call, self._wiring
@@ -224,7 +230,7 @@ class Driver:
             raise Unserved(
                 "attempts-exhausted",
                 f"no worker served the request in {self._placed.assigned.attempt} attempts",
-                decider.RETRY_AFTER_S,
+                wiring.retry_after_s(),
             )
 
     async def _place_again(self, reason: RedirectReason) -> None:
@@ -237,7 +243,7 @@ class Driver:
                 while (placed := self._decide_again()) is None:
                     await wiring.capacity_changed()
         except TimeoutError:
-            raise Unserved("no-worker", "no worker can take the request now", decider.RETRY_AFTER_S) from None
+            raise Unserved("no-worker", "no worker can take the request now", wiring.retry_after_s()) from None
         self._last = placed
         # It may have found a better place than the idle worker, and takes its turn there.
         winner = placed.assigned.candidates[0]
@@ -245,7 +251,7 @@ class Driver:
         try:
             wiring.claims.hold(self._call.request, placed.assigned.attempt, self._call.prompt)
         except BufferFull as full:
-            raise Unserved("overloaded", str(full), decider.RETRY_AFTER_S) from full
+            raise Unserved("overloaded", str(full), wiring.retry_after_s()) from full
 
     def _decide_again(self) -> Placed | None:
         call, wiring = self._call, self._wiring

@@ -56,11 +56,12 @@ async def give(wiring: Wiring, call: Call, placed: Placed, *, rebalanced: bool =
         block_ids=b"".join(call.order.chain),
         max_new_tokens=call.tokens_left,
         stop_tokens=call.order.stop_tokens,
-        sampling=call.order.sampling,
+        sampling=call.sampling,
         service_us=assigned.service_us,
         fetch_from=assigned.fetch_from,
         fetch_blocks=assigned.fetch_blocks,
         rebalanced=rebalanced,
+        generated_tokens=len(call.generated),
         decision=placed.event.id,
         traceparent=call.order.traceparent,
     )

@@ -22,6 +22,7 @@ from services.router.offers import Offer
 from services.router.openai import ChatRequest, CompletionRequest, StreamOptions, parse
 from services.router.placements_http import PlacementApi
 from services.router.prompts import Asked, Context
+from services.router.text import StopCutter
 
 
 class Api:
@@ -80,7 +81,8 @@ class Api:
         self, request: Request, context: Context, cls: type[ChatRequest] | type[CompletionRequest]
     ) -> Response:
         asked, order, call = await self._admit(request, context, cls)
-        parts = answers.read(call, self._prompts.stream(order), asked.stop)
+        cutter = StopCutter(asked.stop, shown=bool(asked.include_stop_str_in_output))
+        parts = answers.read(call, self._prompts.stream(order), cutter)
         watch = asyncio.create_task(_leave_with(request, call), name=f"client of {call.request}")
         try:
             first = await anext(parts)

@@ -9,11 +9,12 @@ from shared.model.cost import first_version
 
 class Offer(NamedTuple):
     """What the pool serves, as its nodes registered it. A prompt and its answer together have one token more than the
-    longest prompt, or fewer."""
+    longest prompt, or fewer. `engines` may be of several kinds, and a request may come to any of them."""
 
     model: str
     block_tokens: int
     prompt_tokens_max: int
+    engines: frozenset[str]
 
     @property
     def context_tokens(self) -> int:
@@ -26,8 +27,9 @@ def offered(state: State) -> Offer | None:
     if not specs:
         return None
     spec = serving(state.pool) or specs[0]
-    longest = max(each.prompt_tokens_max for each in specs if each.model == spec.model)
-    return Offer(spec.model, spec.block_tokens, longest)
+    alike = [each for each in specs if each.model == spec.model]
+    longest = max(each.prompt_tokens_max for each in alike)
+    return Offer(spec.model, spec.block_tokens, longest, frozenset(each.engine for each in alike))
 
 
 def schedulable_workers(state: State) -> int:

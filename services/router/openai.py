@@ -1,8 +1,8 @@
 """What clients send, as OpenAI defines it. Strict: a field that is not served is refused by name, never ignored, and so is a
 value of another type: a `true` is no number, and a `"1"` neither.
 
-Fields that change nothing at their neutral value (`n: 1`, `frequency_penalty: 0`, …) are taken at that value and refused at
-any other, because common clients always send them.
+Fields that change nothing at their neutral value (`n: 1`, `echo: false`, …) are taken at that value and refused at any other,
+because common clients always send them.
 """
 
 import json
@@ -11,19 +11,12 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from services.router.sampling_fields import OUTPUT_TOKENS_MAX, TOKEN_ID_MAX, SamplingFields
 from services.router.tools import NAME_CHARS_MAX, TOOLS_MAX, Tool, ToolCall, arguments
 
 MESSAGES_MAX = 2_048
-STOPS_MAX = 4
-STOP_CHARS_MAX = 256
-"""Bounds how much of an answer is held back in search of a stop string."""
-
 COMPLETION_TOKENS_DEFAULT = 16
 """`max_tokens` of a completion that names none (OpenAI's own default). A chat takes what is left of the context."""
-
-TOKEN_ID_MAX = 2**32 - 1
-OUTPUT_TOKENS_MAX = 2**31 - 1
-"""Any number beyond is nobody's wish; the router's own limit is far lower and named where the prompt is known."""
 
 
 class BadRequest(Exception):
@@ -70,12 +63,6 @@ def _content(given: Any) -> Any:
             raise ValueError(f'content parts of type "text" are supported, got {as_sent(kind)}')
         texts.append(part["text"])
     return "".join(texts)
-
-
-def _stops(given: Any) -> Any:
-    if given is None:
-        return []
-    return [given] if isinstance(given, str) else given
 
 
 def _prompt(given: Any) -> Any:
@@ -133,36 +120,17 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = Field(default=False, description="extension: each chunk tells the usage so far")
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(SamplingFields):
     """What both endpoints take."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str = Field(min_length=1, max_length=256)
     max_tokens: int | None = Field(default=None, ge=1, le=OUTPUT_TOKENS_MAX)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, le=2**31 - 1, description="extension: -1 and 0 for all tokens")
-    min_p: float | None = Field(
-        default=None, ge=0, le=1, description="extension: of the most likely token's probability"
-    )
-    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
-    stop: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]],
-        BeforeValidator(_stops),
-        Field(max_length=STOPS_MAX),
-    ] = Field(default_factory=list)
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(default=None, max_length=1_024, description="taken, of no effect")
     return_token_ids: bool = Field(default=False, description="extension: each choice carries the ids in `token_ids`")
-    ignore_eos: bool = Field(default=False, description="extension: generate max_tokens whatever the model says")
 
     n: Annotated[int | None, BeforeValidator(Neutral(1))] = None
-    frequency_penalty: Annotated[float | None, BeforeValidator(Neutral(0))] = None
-    presence_penalty: Annotated[float | None, BeforeValidator(Neutral(0))] = None
-    repetition_penalty: Annotated[float | None, BeforeValidator(Neutral(1))] = None
-    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(Neutral({}))] = None
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:
@@ -187,7 +155,6 @@ class ChatRequest(GenerationRequest):
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: Annotated[bool | None, BeforeValidator(Neutral(True))] = None
     store: Annotated[bool | None, BeforeValidator(Neutral(False))] = None
-    response_format: Annotated[dict[str, str] | None, BeforeValidator(Neutral({"type": "text"}))] = None
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:

@@ -6,12 +6,12 @@ from uuid import UUID
 
 import numpy as np
 
+from services.router import engine_fields
 from services.router.calls import Order
 from services.router.offers import Offer
 from services.router.openai import COMPLETION_TOKENS_DEFAULT, BadRequest, ChatRequest, CompletionRequest
 from services.router.text import IdStream, TextStream
 from services.router.tokenizer import ModelText, PromptTooLong, TemplateRefused, TextThreads
-from shared.contracts.commands import SamplingSpec
 from shared.contracts.ids import BlockId, RequestId, TenantId
 from shared.model.blocks import Tokens, block_chain, block_key
 
@@ -49,6 +49,8 @@ class Prompts:
         """Errors: BadRequest names the field and the limit."""
         if self._text is None and asked.stop:
             raise BadRequest(NO_TOKENIZER, "stop", "unsupported_value")
+        engine_fields.check(asked, offer)
+        self._check_named(asked)
         limit = offer.prompt_tokens_max
         try:
             tokens, chain = await self._tokens(asked, offer, limit, block_key(self._key, context.tenant))
@@ -56,15 +58,20 @@ class Prompts:
             raise too_long(str(long), _field(asked)) from None
         except TemplateRefused as refused:
             raise BadRequest(f"the model's chat template: {refused}", "messages", "invalid_value") from None
+        max_tokens = self._max_tokens(asked, offer, len(tokens))
+        if asked.min_tokens is not None and asked.min_tokens > max_tokens:
+            message = f"invalid 'min_tokens': {asked.min_tokens} is over max_tokens, which is {max_tokens}"
+            raise BadRequest(message, "min_tokens", "invalid_value")
         return Order(
             request=context.request,
             tenant=context.tenant,
             model=asked.model,
             tokens=tokens,
             chain=chain,
-            max_tokens=self._max_tokens(asked, offer, len(tokens)),
-            stop_tokens=() if asked.ignore_eos or self._text is None else self._text.stop_tokens,
-            sampling=_sampling(asked, context.request),
+            max_tokens=max_tokens,
+            stop_tokens=self._stop_tokens(asked),
+            # Without a seed the request's own id is one: every attempt must choose alike, two requests need not.
+            sampling=asked.spec(UUID(context.request).int % 2**63, asked.alternatives),
             stream=bool(asked.stream),
             arrived_ns=context.arrived_ns,
             slo_us=context.slo_us,
@@ -141,6 +148,23 @@ class Prompts:
                 f"token id {highest} is outside the vocabulary of {self._text.vocabulary}", "prompt", "invalid_value"
             )
 
+    def _check_named(self, asked: Asked) -> None:
+        """Tokens that fields name. Errors: BadRequest."""
+        if self._text is None:
+            return
+        named = {"logit_bias": asked.logit_bias, "stop_token_ids": asked.stop_token_ids or ()}
+        for field, tokens in named.items():
+            if (highest := max(tokens, default=0)) >= self._text.vocabulary:
+                raise BadRequest(
+                    f"invalid '{field}': token id {highest} is outside the vocabulary of {self._text.vocabulary}",
+                    field,
+                    "invalid_value",
+                )
+
+    def _stop_tokens(self, asked: Asked) -> tuple[int, ...]:
+        own = () if asked.ignore_eos or self._text is None else self._text.stop_tokens
+        return tuple(dict.fromkeys((*own, *(asked.stop_token_ids or ()))))
+
     def _max_tokens(self, asked: Asked, offer: Offer, prompt_tokens: int) -> int:
         context = offer.context_tokens
         room = min(context - prompt_tokens, self._output_tokens_max)
@@ -166,16 +190,3 @@ def too_long(message: str, field: str | None) -> BadRequest:
 
 def _field(asked: Asked) -> str:
     return "messages" if isinstance(asked, ChatRequest) else "prompt"
-
-
-def _sampling(asked: Asked, request: RequestId) -> SamplingSpec:
-    """Without a seed the request's own id is one: every attempt must choose alike, two requests need not."""
-    alternatives = asked.alternatives
-    return SamplingSpec(
-        temperature=1.0 if asked.temperature is None else asked.temperature,
-        top_p=1.0 if asked.top_p is None else asked.top_p,
-        seed=UUID(request).int % 2**63 if asked.seed is None else asked.seed,
-        logprobs=0 if alternatives is None else max(1, alternatives),
-        top_k=max(0, asked.top_k or 0),
-        min_p=asked.min_p or 0.0,
-    )

@@ -70,19 +70,21 @@ class Cut(NamedTuple):
 
 
 class StopCutter:
-    """Ends a text before the first stop string in it. Holds back what may be the beginning of one."""
+    """Ends a text before the first stop string in it, or behind it if that is `shown`. Holds back what may be the beginning of
+    one."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, shown: bool = False) -> None:
         self._stops = tuple(stops)
+        self._shown = shown
         self._held = ""
 
     def push(self, text: str) -> Cut:
         """Nothing may be pushed behind a stop."""
         text = self._held + text
-        found = min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
+        found = min(((at, len(stop)) for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
         if found is not None:
             self._held = ""
-            return Cut(text[:found], True)
+            return Cut(text[: sum(found) if self._shown else found[0]], True)
         held = self._beginning_of_a_stop(text)
         self._held = text[len(text) - held :]
         return Cut(text[: len(text) - held], False)

@@ -7,7 +7,7 @@ import numpy as np
 import structlog
 
 from services.worker.job import Job, JobKey
-from shared.contracts.commands import CLAIM_FRAME_BYTES, TOKEN_BYTES, Claim, encode_message
+from shared.contracts.commands import CLAIM_FRAME_BYTES, TOKEN_BYTES, Assign, Claim, encode_message
 from shared.contracts.subjects import Subjects
 from shared.model.blocks import Tokens
 from shared.runtime.clock import Clock
@@ -34,7 +34,7 @@ class Claims:
         """Begin to fetch for each of `jobs` that has not begun. `ended` is called when one of them has come or is lost."""
         for job in jobs:
             if job.key not in self._fetches:
-                fetch = asyncio.create_task(self._fetch(job), name=f"claim {job.key.engine_id}")
+                fetch = asyncio.create_task(self.fetch(job.assign), name=f"claim {job.key.engine_id}")
                 fetch.add_done_callback(lambda _: ended())
                 self._fetches[job.key] = fetch
 
@@ -72,8 +72,8 @@ class Claims:
             fetch.cancel()
         self._fetches.clear()
 
-    async def _fetch(self, job: Job) -> Tokens | None:
-        assign = job.assign
+    async def fetch(self, assign: Assign) -> Tokens | None:
+        """The prompt, for the caller alone; None if the router has not got it any more, or is silent."""
         subject = self._subjects.claim(assign.router)
         frames: list[bytes] = []
         offset = 0

@@ -18,6 +18,7 @@ from typing import NamedTuple, assert_never
 
 from services.worker.cache_events import changes
 from services.worker.desk import Desk
+from services.worker.engine.continuation import NO_PAST, Past
 from services.worker.engine.protocol import EngineDescription, HandedOff, ItemResult
 from services.worker.job import Fetched, Job, Stage
 from shared.contracts.envelope import EventData, Stored
@@ -66,8 +67,7 @@ NO_GEOMETRY = Geometry(0, ())
 @dataclass(slots=True)
 class State:
     """`evolve` and `serve` are its writers; the desk changes by its own methods, and an order that is obeyed raises `term`
-    before the log does. `held_blocks` counts, per worker of the
-    geometry served, what the incarnation has stored and not evicted."""
+    before the log does. `held_blocks` counts what the incarnation has stored and not evicted, per worker served."""
 
     node: NodeId
     desk: Desk
@@ -97,6 +97,7 @@ class Prefilled(NamedTuple):
     computed_tokens: int
     cached_tokens: int
     steps: int
+    past: Past = NO_PAST
 
     @classmethod
     def of(cls, job: Job, item: ItemResult, evicted: tuple[BlockId, ...], since_us: int) -> "Prefilled":

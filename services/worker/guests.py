@@ -19,13 +19,16 @@ from typing import Any
 import structlog
 
 from services.worker.admission import bad_decode_worker
+from services.worker.claims import Claims
+from services.worker.engine.continuation import NO_PAST, Past
 from services.worker.engine.copy_plan import HandOffPlan, Source
+from services.worker.engine.past import looks_back, past_of
 from services.worker.engine.protocol import Engine, EngineDied, EngineError, HandedOff
 from services.worker.engine.slot_ref import SlotRef
 from services.worker.frames import Frames
 from services.worker.job import JobKey
 from services.worker.ports import NodePorts
-from services.worker.speaking import Speaker
+from services.worker.speaking import Speaker, sampling_of
 from services.worker.waiting import within
 from shared.contracts.commands import TAKE_OVER_LEASE_S, Assign, Refused, Renew, TakenOver, TakeOver
 from shared.contracts.ids import RequestId
@@ -79,10 +82,12 @@ class Guests:
         ports: NodePorts,
         engine: Engine,
         frames: Frames,
+        claims: Claims,
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
         died: Callable[[str], None],
     ) -> None:
-        self._ports, self._engine, self._frames, self._spawn, self._died = ports, engine, frames, spawn, died
+        self._ports, self._engine, self._frames, self._claims = ports, engine, frames, claims
+        self._spawn, self._died = spawn, died
         self._open: dict[JobKey, Guest] = {}
         # Answers alone: the slots of a long prompt are many.
         self._ended: OrderedDict[JobKey, TakenOver | Refused] = OrderedDict()
@@ -171,9 +176,9 @@ class Guests:
     async def _serve(self, guest: Guest) -> None:
         command, request = guest.command, guest.key.engine_id
         try:
-            plan = _plan(command)
+            past, plan = await self._past(command.assign), _plan(command)
             guest.handed_off.set_result(await self._engine.hand_off(request, plan))
-            await guest.speaker.decode(self._engine, request, command.first_token)
+            await guest.speaker.decode(self._engine, request, command.first_token, past)
         except EngineDied as error:
             self._died(str(error))
         except (EngineError, ValueError) as error:
@@ -185,6 +190,16 @@ class Guests:
                 guest.handed_off.exception()  # an answer reads it, if anybody still asks
         except Unavailable as error:
             self._logger.error("router not reachable", request=command.assign.request, error=str(error))
+
+    async def _past(self, assign: Assign) -> Past:
+        """Only penalties need the prompt here. Errors: EngineError if the router does not give it."""
+        if not looks_back(sampling := sampling_of(assign)):
+            return NO_PAST
+        if (tokens := await self._claims.fetch(assign)) is None:
+            raise EngineError(
+                f"request {assign.request}: its router does not give the prompt that penalties look back at"
+            )
+        return past_of(tokens, assign.generated_tokens, sampling)
 
     async def _end_in_time(self, guest: Guest) -> None:
         clock = self._ports.clock

@@ -73,7 +73,7 @@ class Incarnation:
         self._loop_tasks: list[asyncio.Task[None]] = []
         elsewhere = Elsewhere(ports, engine, lambda: self.serving, self.spawn)
         self._streams = Streams(ports, engine, self._frames, elsewhere, self._died)
-        self.guests = Guests(ports, engine, self._frames, self.spawn, self._died)
+        self.guests = Guests(ports, engine, self._frames, self._claims, self.spawn, self._died)
         self._others: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._logger = structlog.get_logger(component="incarnation", node=ports.node)

@@ -2,7 +2,7 @@
 
 from contextlib import aclosing
 
-from services.worker.engine.continuation import Continuation
+from services.worker.engine.continuation import Continuation, Past
 from services.worker.engine.protocol import Engine, Sampling, Token
 from services.worker.frames import Frames
 from shared.contracts.commands import Assign, TokenFrame, TokenLogprobs
@@ -17,7 +17,21 @@ FRAME_GAP_NS = 5_000_000
 def sampling_of(assign: Assign) -> Sampling:
     """The engine's form of the request's sampling fields."""
     asked = assign.sampling
-    return Sampling(asked.temperature, asked.top_p, asked.seed, asked.logprobs, asked.top_k, asked.min_p)
+    return Sampling(
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        seed=asked.seed,
+        logprobs=asked.logprobs,
+        top_k=asked.top_k,
+        min_p=asked.min_p,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        repetition_penalty=asked.repetition_penalty,
+        logit_bias=tuple(asked.logit_bias.items()),
+        min_tokens=asked.min_tokens,
+        stops=assign.stop_tokens if asked.min_tokens else (),
+        json_schema=asked.json_schema,
+    )
 
 
 def continuation_of(assign: Assign) -> Continuation | None:
@@ -41,7 +55,7 @@ class Speaker:
         self._waiting.append(token)
         await self._send(finish, **measured)
 
-    async def decode(self, engine: Engine, request: RequestId, first_token: int) -> None:
+    async def decode(self, engine: Engine, request: RequestId, first_token: int, past: Past) -> None:
         """Every token after the first that the engine makes of a request that was handed off. The last frame says how it ended;
         decode may end earlier than asked, at the end of its memory.
 
@@ -49,7 +63,8 @@ class Speaker:
         """
         assign, last = self._assign, first_token
         stop_tokens = frozenset(assign.stop_tokens)
-        tokens = engine.decode(request, first_token, assign.max_new_tokens - 1, stop_tokens, sampling_of(assign))
+        sampling = sampling_of(assign)
+        tokens = engine.decode(request, first_token, assign.max_new_tokens - 1, stop_tokens, sampling, past)
         async with aclosing(tokens):
             async for token in tokens:
                 last = token.token

@@ -11,6 +11,7 @@ import structlog
 from services.worker.claims import Claims
 from services.worker.composer import Share, compose
 from services.worker.decider import Prefilled, abort_job, chunk_done, complete, cut_short, start
+from services.worker.engine.past import past_of
 from services.worker.engine.protocol import (
     Engine,
     EngineDied,
@@ -179,6 +180,7 @@ class StepLoop:
                 sampling_of(share.job.assign),
                 share.until,
                 continuation_of(share.job.assign),
+                share.job.assign.generated_tokens,
             )
             for share in shares
         )
@@ -218,7 +220,8 @@ class StepLoop:
                 )
                 self._put_back(job)
             case "finished":
-                prefilled = Prefilled.of(job, item, evicted, self._since_us(job))
+                past = past_of(self._claims.tokens(job), job.assign.generated_tokens, sampling_of(job.assign))
+                prefilled = Prefilled.of(job, item, evicted, self._since_us(job))._replace(past=past)
                 self._claims.drop(job)
                 outbox.record(complete(state, job, prefilled), of_job(job))
                 self._effects.stream(job, prefilled)

@@ -45,7 +45,7 @@ class Stream:
             return
         if node_of(assign.decode_worker) == self._ports.node:
             self._handed(await self._engine.hand_off(job.key.engine_id))
-            await self._speaker.decode(self._engine, job.key.engine_id, first.token)
+            await self._speaker.decode(self._engine, job.key.engine_id, first.token, prefilled.past)
         else:
             async with self._elsewhere.takes_over(job, first.token) as taken:
                 self._handed(await taken.handed_off())

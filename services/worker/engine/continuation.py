@@ -1,5 +1,5 @@
-"""What follows a prefill. Engines whose decode side takes part from the prefill on need to know it then; others learn it from
-`Engine.decode`."""
+"""What follows a prefill, and what came before it. Engines whose decode side takes part from the prefill on need to know what
+follows then; others learn it from `Engine.decode`."""
 
 from dataclasses import dataclass
 
@@ -12,3 +12,15 @@ class Continuation:
     new_tokens_max: int
     stop_tokens: frozenset[int]
     decode_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What penalties look back at when an engine begins to choose a request's tokens: the different tokens of the prompt, and
+    what earlier attempts had generated, in order. Empty where nothing looks back."""
+
+    prompt: tuple[int, ...] = ()
+    generated: tuple[int, ...] = ()
+
+
+NO_PAST = Past()

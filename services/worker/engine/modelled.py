@@ -10,6 +10,7 @@ import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
+from services.worker.engine.continuation import NO_PAST, Past
 from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, HandOffPlan, Pinned, Source
 from services.worker.engine.kv_pool import KvPool
 from services.worker.engine.modelled_copies import LATENCY_S, ModelledCopies
@@ -219,7 +220,13 @@ class ModelledEngine:
         return await self._decode.hand_off(request, plan)
 
     def decode(
-        self, request: RequestId, first_token: int, max_new_tokens: int, stop_tokens: frozenset[int], sampling: Sampling
+        self,
+        request: RequestId,
+        first_token: int,
+        max_new_tokens: int,
+        stop_tokens: frozenset[int],
+        sampling: Sampling,
+        past: Past = NO_PAST,  # noqa: ARG002 - what it says is a function of all that was said anyway
     ) -> AsyncGenerator[Token, None]:
         self._check_alive()
         return self._decode.decode(request, first_token, max_new_tokens, stop_tokens, sampling)

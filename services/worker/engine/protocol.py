@@ -30,7 +30,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from services.worker.engine.continuation import Continuation
+from services.worker.engine.continuation import NO_PAST, Continuation, Past
 from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, HandOffPlan, Pinned
 from services.worker.engine.errors import Busy as Busy
 from services.worker.engine.errors import Cancelled as Cancelled
@@ -75,7 +75,7 @@ class EngineDescription:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen. The choice at a position is a function of (logits, seed, position) alone."""
+    """How the next token is chosen: a function of (logits, seed, position), and with penalties of the tokens before it."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -86,6 +86,14 @@ class Sampling:
     """Of how many most likely tokens one is chosen; 0 for all."""
     min_p: float = 0.0
     """Tokens are left out that are less likely than this part of the most likely one."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    """None of `stops` comes before so many tokens."""
+    stops: tuple[int, ...] = ()
+    json_schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,7 @@ class PrefillItem:
 
     `until` is how far the step takes the prompt: to its end if None, else to this many tokens, a multiple of the block size
     below the prompt's length. The request's next step is given the same tokens and chain, and goes on from there. `then` is
-    None if nothing is to be decoded."""
+    None if nothing is to be decoded. The last `generated_tokens` are no part of what the client sent."""
 
     request: RequestId
     tokens: Tokens
@@ -111,6 +119,7 @@ class PrefillItem:
     sampling: Sampling = Sampling()
     until: int | None = None
     then: Continuation | None = None
+    generated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,9 +270,15 @@ class Engine(Protocol):
         or if the KV cannot be brought, and then nothing is left of it here; EngineDied."""
 
     def decode(
-        self, request: RequestId, first_token: int, max_new_tokens: int, stop_tokens: frozenset[int], sampling: Sampling
+        self,
+        request: RequestId,
+        first_token: int,
+        max_new_tokens: int,
+        stop_tokens: frozenset[int],
+        sampling: Sampling,
+        past: Past = NO_PAST,
     ) -> AsyncGenerator[Token, None]:
-        """Tokens after `first_token`, at most `max_new_tokens` of them, ending after a stop token (which is yielded).
+        """At most `max_new_tokens` tokens after `past` and `first_token`, ending after a stop token (which is yielded).
 
         Needs `hand_off` first. Closing the generator ends the sequence and frees its memory. Errors: EngineDied.
         """

@@ -30,10 +30,10 @@ def app_of(router: Front, text: ModelText | None = None) -> tuple[FastAPI, Refus
 
 @asynccontextmanager
 async def served(
-    tmp_path: Path, agent: Any = None, text: ModelText | None = None, **settings: Any
+    tmp_path: Path, agent: Any = None, text: ModelText | None = None, engine: str = "modelled", **settings: Any
 ) -> AsyncIterator[tuple[Front, httpx.AsyncClient]]:
     async with front(tmp_path, **settings) as router:
-        await Agent(router, "n0", agent).start((4,), block_tokens=16)
+        await Agent(router, "n0", agent).start((4,), block_tokens=16, engine=engine)
         app, refusals, placements = app_of(router, text)
         await refusals.start()
         await placements.start()

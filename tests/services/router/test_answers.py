@@ -6,7 +6,8 @@ from pathlib import Path
 from router_front import Agent, front
 
 from services.router.answers import ChatShape, CompletionShape, Head, Part, read
-from shared.contracts.commands import TokenLogprobs
+from services.router.text import IdStream, StopCutter
+from shared.contracts.commands import SamplingSpec, TokenLogprobs
 
 
 class Late:
@@ -26,11 +27,23 @@ class Late:
 async def test_the_first_part_comes_with_the_first_token_even_without_text(tmp_path: Path) -> None:
     async with front(tmp_path) as router:
         await Agent(router, "n0").start((4,))
-        parts = [part async for part in read(await router.submit([11, 12], 3), Late(), ())]
+        parts = [part async for part in read(await router.submit([11, 12], 3), Late(), StopCutter(()))]
         assert [(part.text, len(part.tokens), part.finish) for part in parts] == [
             ("", 1, None),
             ("3 tokens", 2, "length"),
         ]
+
+
+async def test_no_stop_string_counts_that_begins_within_the_first_tokens(tmp_path: Path) -> None:
+    """Each token's text is `<id> `, so every one of them has the stop string."""
+    async with front(tmp_path) as router:
+        await Agent(router, "n0").start((4,))
+        for least, tokens in ((0, 1), (1, 2), (3, 4)):
+            call = await router.submit([11, 12], 6, sampling=SamplingSpec(min_tokens=least))
+            parts = [part async for part in read(call, IdStream(), StopCutter(["<"]))]
+            assert sum(len(part.tokens) for part in parts) == tokens
+            assert "".join(part.text for part in parts).count("<") == least
+            assert parts[-1].finish == "stop"
 
 
 TEXT = "añ👋"

@@ -21,7 +21,7 @@ from router_world import committed, registered
 from services.router import dispatch
 from services.router.calls import NotReceived, Unserved
 from services.router.frames import Broken
-from shared.contracts.commands import Assign, Claim, RouterAlive, encode_message
+from shared.contracts.commands import Assign, Claim, RouterAlive, SamplingSpec, encode_message
 from shared.contracts.envelope import Envelope
 from shared.contracts.events import (
     ENDS,
@@ -168,6 +168,40 @@ async def test_a_node_that_dies_before_the_first_token(tmp_path: Path) -> None:
         await asyncio.sleep(0.02)
         await dying.die()
         assert await tokens_of(call) == continuation(PROMPT, 8)
+
+
+async def test_what_goes_on_elsewhere_says_how_much_of_it_was_generated(tmp_path: Path) -> None:
+    async with front(tmp_path) as router:
+
+        async def some(agent: Agent, assign: Assign) -> None:
+            await serve_some(agent, assign, 3)
+
+        dying, agent = Agent(router, "n0", some), Agent(router, "n1")
+        await dying.start((4,))
+        await agent.start((4,))
+        call = await router.submit(PROMPT, sampling=SamplingSpec(min_tokens=5))
+        await eventually(lambda: len(call.generated) == 3)
+        await dying.die()
+        assert len(await tokens_of(call)) == 8
+        told = [(each.generated_tokens, each.sampling.min_tokens) for each in (dying.assigns[0], agent.assigns[0])]
+        assert told == [(0, 5), (3, 2)]
+
+
+async def test_nobody_goes_on_inside_an_answer_that_a_grammar_binds(tmp_path: Path) -> None:
+    async with front(tmp_path) as router:
+
+        async def some(agent: Agent, assign: Assign) -> None:
+            await serve_some(agent, assign, 3)
+
+        dying, agent = Agent(router, "n0", some), Agent(router, "n1")
+        await dying.start((4,))
+        await agent.start((4,))
+        call = await router.submit(PROMPT, sampling=SamplingSpec(json_schema="{}"))
+        await eventually(lambda: len(call.generated) == 3)
+        await dying.die()
+        with pytest.raises(Unserved, match="response_format") as failure:
+            await tokens_of(call)
+        assert (failure.value.reason, agent.assigns) == ("lost-stream", [])
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
@@ -513,6 +547,32 @@ async def test_an_end_that_the_log_had_no_room_for_is_recorded_when_it_has(
         assert [each.request for each in router.told(RequestCancelled)] == [calls[0].request]
 
 
+async def test_a_router_that_stops_waits_for_room_for_the_ends_that_it_owes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with front(tmp_path, drain_s=0.01) as router:
+        agent = Agent(router, "n0", serve_when_told)
+        await agent.start((4,))
+        call = await router.submit(PROMPT)
+        await eventually(lambda: len(agent.queued) == 1)
+        tried = asyncio.Event()
+
+        def full(*_: object) -> None:
+            tried.set()
+            raise OutboxFull("full")
+
+        with monkeypatch.context() as standing_still:
+            standing_still.setattr(router.outbox, "record", full)
+            router.dispatcher._heart.cancel()
+            draining = asyncio.ensure_future(router.dispatcher.drain())
+            await asyncio.wait_for(tried.wait(), 30)
+            await eventually(lambda: call.is_closed)
+            assert not draining.done(), "the end of its request is owed"
+        await asyncio.wait_for(draining, 30)
+        assert [(each.request, each.reason) for each in router.told(RequestFailed)] == [(call.request, "shutdown")]
+        assert not router.state.loads.open
+
+
 class TestNoWorker:
     async def test_waits_for_one(self, tmp_path: Path) -> None:
         async with front(tmp_path, no_worker_wait_s=30) as router:
@@ -572,12 +632,29 @@ class TestBounds:
             slots = [router.dispatcher.enter() for _ in range(2)]
             with pytest.raises(NotReceived, match="which is the limit") as refused:
                 router.dispatcher.enter()
-            assert (refused.value.reason, refused.value.retry_after_s) == ("overloaded", 1)
+            assert (refused.value.reason, refused.value.retry_after_s) == ("overloaded", 5), (
+                "nothing is known of workers"
+            )
             slots[0].release()
             slots[0].release()
             router.dispatcher.enter().release()
             slots[1].release()
             assert router.dispatcher.open_requests == 0
+
+    async def test_who_finds_no_place_is_told_when_a_worker_is_predicted_to_have_room(self, tmp_path: Path) -> None:
+        long = Coefficients(version="long", d=10.0, a=0.0, b=0.0, c=0.0, alpha=0.0)
+        async with front(tmp_path, long, open_requests_max=2) as router:
+            agent = Agent(router, "n0", serve_when_told)
+            await agent.start((4,))
+            calls = [await router.submit(PROMPT) for _ in range(2)]
+            await eventually(lambda: len(agent.queued) == 2)
+            with pytest.raises(NotReceived, match="which is the limit") as refused:
+                router.dispatcher.enter()
+            assert refused.value.retry_after_s == 20
+            for begin in agent.queued.values():
+                begin.set()
+            for call in calls:
+                await tokens_of(call)
 
     async def test_a_log_that_does_not_keep_up(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nothing is received while the ends of what is open need the room that the outbox has."""

@@ -17,7 +17,7 @@ def test_the_longest_prompt_is_that_of_any_node_which_serves_the_model() -> None
     log.fold(*pool_of(1, prompt_tokens_max=500), *pool_of(1, node="n1", prompt_tokens_max=900))
     log.fold(*pool_of(1, node="n2", prompt_tokens_max=5_000, model="other"))
     offer = offered(log.state)
-    assert offer == Offer("toy", 100, 900)
+    assert offer == Offer("toy", 100, 900, frozenset({"modelled"}))
     assert offer.context_tokens == 901
 
 

@@ -63,7 +63,10 @@ class TestKeys:
 
 
 async def test_sampling_fields_reach_the_agent_as_they_were_asked_for(tmp_path: Path) -> None:
-    asked = {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": 7}
+    asked = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": 7, "presence_penalty": 0.5,
+        "frequency_penalty": -1, "repetition_penalty": 1.5, "logit_bias": {"17": -100, "3": 2.5}, "min_tokens": 2,
+    }  # fmt: skip
     got: list[SamplingSpec] = []
 
     async def note(agent: Agent, assign: Assign) -> None:
@@ -75,6 +78,55 @@ async def test_sampling_fields_reach_the_agent_as_they_were_asked_for(tmp_path: 
             assert (await client.post("/v1/completions", json=BODY | asked | more)).status_code == 200
     assert got[0] == SamplingSpec.model_validate(asked)
     assert (got[1].top_k, got[1].min_p) == (0, 0.0)
+
+
+async def test_stop_tokens_are_those_of_the_client_and_the_models_unless_it_ignores_them(tmp_path: Path) -> None:
+    text, got = ModelText(write_model_dir(tmp_path / "model")), list[Assign]()
+
+    async def note(agent: Agent, assign: Assign) -> None:
+        got.append(assign)
+        await serve(agent, assign)
+
+    async with served(tmp_path, note, text) as (_, client):
+        for more, stops in (
+            ({"stop_token_ids": [9, 5, 9]}, (*text.stop_tokens, 9, 5)),
+            ({"stop_token_ids": [9], "ignore_eos": True}, (9,)),
+            ({"ignore_eos": True}, ()),
+        ):
+            body = BODY | {"prompt": "x"} | more
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+            assert got[-1].stop_tokens == stops
+
+
+FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {"type": "integer"}}}
+
+
+async def test_an_answer_is_bound_to_a_schema_where_the_pools_engine_can(tmp_path: Path) -> None:
+    got: list[Assign] = []
+
+    async def note(agent: Agent, assign: Assign) -> None:
+        got.append(assign)
+        await serve(agent, assign)
+
+    async with served(tmp_path, note) as (_, client):
+        refused = await client.post("/v1/completions", json=BODY | {"response_format": FORMAT})
+        assert refused.json()["error"] == {
+            "message": "invalid 'response_format': only type text, because the modelled engine of this pool has no grammars",
+            "type": "invalid_request_error",
+            "param": "response_format",
+            "code": "unsupported_value",
+        }
+        plain = await client.post("/v1/completions", json=BODY | {"response_format": {"type": "text"}})
+        assert (plain.status_code, got[-1].sampling.json_schema) == (200, None)
+    async with served(tmp_path, note, engine="sglang") as (router, client):
+        for given, schema in ((FORMAT, '{"type": "integer"}'), ({"type": "json_object"}, '{"type": "object"}')):
+            answer = await client.post("/v1/completions", json=BODY | {"response_format": given})
+            assert (answer.status_code, got[-1].sampling.json_schema) == (200, schema)
+        await Agent(router, "n1").start((4,), block_tokens=16)
+        mixed = await client.post("/v1/completions", json=BODY | {"response_format": FORMAT})
+        assert (mixed.status_code, "modelled" in mixed.text) == (400, True)
+        both = BODY | {"ignore_eos": True, "stop_token_ids": [3]}
+        assert (await client.post("/v1/completions", json=both)).json()["error"]["param"] == "stop_token_ids"
 
 
 class TestTenants:
@@ -223,8 +275,10 @@ class TestStreams:
             shown = "".join(each["choices"][0]["text"] for each in events[:-1])
             assert shown == " w1000 w1001 w1002 w1003 w1004 w100"
             assert events[-2]["choices"][0]["finish_reason"] == "stop"
+            with_it = events_of(await client.post("/v1/completions", json=body | {"include_stop_str_in_output": True}))
+            assert "".join(each["choices"][0]["text"] for each in with_it[:-1]) == shown + "5 w1006"
             await router.settled()
-            assert [each.finish for each in router.told(RequestCompleted)] == ["stop"]
+            assert [each.finish for each in router.told(RequestCompleted)] == ["stop", "stop"]
 
     async def test_a_chat_ends_at_the_models_stop_token_and_does_not_show_it(self, tmp_path: Path) -> None:
         text = ModelText(write_model_dir(tmp_path / "model"))

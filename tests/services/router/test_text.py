@@ -44,8 +44,8 @@ def test_without_a_tokenizer_ids_can_be_read_back() -> None:
     assert IdStream().push([5, 1000]) == "<5> <1000> "
 
 
-def cut(pieces: Sequence[str], stops: Sequence[str]) -> tuple[str, bool]:
-    cutter = StopCutter(stops)
+def cut(pieces: Sequence[str], stops: Sequence[str], *, shown_stop: bool = False) -> tuple[str, bool]:
+    cutter = StopCutter(stops, shown=shown_stop)
     shown = ""
     for piece in pieces:
         text, stopped = cutter.push(piece)
@@ -66,6 +66,15 @@ def test_cuts_where_a_search_of_the_whole_text_would(pieces: list[str], stops: l
             assert (shown, stopped) == (text[:found], True)
             return
     assert (shown, stopped) == ("".join(pieces), False)
+
+
+@given(st.lists(st.text("ab", max_size=3), max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))
+def test_a_stop_that_is_shown_comes_behind_what_it_would_have_ended(pieces: list[str], stops: list[str]) -> None:
+    hidden, stopped = cut(pieces, stops)
+    shown, stopped_too = cut(pieces, stops, shown_stop=True)
+    assert stopped_too == stopped
+    assert shown.removeprefix(hidden) in (stops if stopped else [""])
+    assert shown.startswith(hidden)
 
 
 @given(st.lists(st.text("ab", max_size=3), max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))

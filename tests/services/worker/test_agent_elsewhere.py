@@ -16,6 +16,7 @@ from shared.contracts.commands import (
     Refused,
     Renew,
     Reply,
+    SamplingSpec,
     TakenOver,
     TakeOver,
     decode_command,
@@ -164,6 +165,22 @@ async def test_a_guest_is_decoded_from_the_second_token_on_and_its_end_is_told()
         assert world.of("a")[-1].finish == "length"
         assert await world.ask(RENEW) == ENDED.model_copy(update={"handoff_us": 100_000})
         assert (len(world.state.desk), world.events(KvHandedOff)) == (0, []), "it is the other node's job"
+
+
+async def test_penalties_need_the_prompt_which_its_router_has() -> None:
+    for penalty, asked in ((1.0, 0), (1.1, 1)):
+        world = World()
+        async with running(world):
+            sampling = SamplingSpec(temperature=0.0, repetition_penalty=penalty)
+            assert isinstance(await world.ask(take_over(world, sampling=sampling), within_s=0.2), TakenOver)
+            assert len(world.claims) == asked
+    world = World()
+    async with running(world):
+        command = take_over(world, sampling=SamplingSpec(presence_penalty=0.5))
+        world.prompts.clear()
+        reply = await world.ask(command, within_s=0.2)
+        assert isinstance(reply, Refused)
+        assert "its router does not give the prompt" in reply.detail
 
 
 async def test_a_guest_whose_kv_takes_long_is_waited_for_in_pieces() -> None:

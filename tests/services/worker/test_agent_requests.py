@@ -13,11 +13,14 @@ from services.worker.engine.protocol import PrefillStep, StepResult
 from services.worker.job import Stage
 from services.worker.speaking import sampling_of
 from shared.contracts.commands import (
+    Assign,
     Cancel,
     Claim,
     Release,
     Report,
     SamplingSpec,
+    decode_command,
+    encode_message,
 )
 from shared.contracts.events import (
     BlocksEvicted,
@@ -172,8 +175,13 @@ async def test_a_request_that_continues_elsewhere_gets_the_tokens_it_would_have_
 
 
 def test_every_sampling_field_reaches_the_engine() -> None:
-    asked = SamplingSpec(temperature=0.8, top_p=0.9, seed=7, logprobs=2, top_k=5, min_p=0.1)
-    assert asdict(sampling_of(World().assignment("a", prompt(50), sampling=asked))) == asked.model_dump()
+    asked = SamplingSpec(
+        temperature=0.8, top_p=0.9, seed=7, logprobs=2, top_k=5, min_p=0.1, presence_penalty=0.2, frequency_penalty=0.3,
+        repetition_penalty=1.1, logit_bias={5: -3.0}, min_tokens=4, json_schema="{}",
+    )  # fmt: skip
+    assign = decode_command(encode_message(World().assignment("a", prompt(50), sampling=asked, stop_tokens=(2, 9))))
+    assert isinstance(assign, Assign)
+    assert asdict(sampling_of(assign)) == {**asked.model_dump(), "logit_bias": ((5, -3.0),), "stops": (2, 9)}
 
 
 async def test_logprobs_come_with_every_token_when_asked_for() -> None:

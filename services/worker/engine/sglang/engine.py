@@ -14,6 +14,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+from services.worker.engine.continuation import NO_PAST, Past
 from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, HandOffPlan, Pinned
 from services.worker.engine.protocol import (
     Busy,
@@ -242,6 +243,7 @@ class SglangEngine:
         max_new_tokens: int,
         stop_tokens: frozenset[int],
         sampling: Sampling,  # noqa: ARG002
+        past: Past = NO_PAST,  # noqa: ARG002
     ) -> AsyncGenerator[Token, None]:
         """See `Engine.decode`."""
         self._check_alive()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from services.worker.engine.protocol import EngineError, PrefillItem, Token
+from services.worker.engine.protocol import EngineError, PrefillItem, Sampling, Token
 from services.worker.engine.sglang.page_hashes import salt_of
 
 ROOMS = 2**62
@@ -53,10 +53,8 @@ def body(item: PrefillItem, rid: str, unit: int | None, pairing: Pairing | None)
             "no_stop_trim": True,
         },
     }
-    if sampling.top_k:
-        asked["sampling_params"]["top_k"] = sampling.top_k
-    if sampling.min_p:
-        asked["sampling_params"]["min_p"] = sampling.min_p
+    if item.until is None:
+        asked["sampling_params"] |= _fields(sampling, asked["sampling_params"]["max_new_tokens"])
     if sampling.logprobs:
         # One more than others are wanted, as the chosen token is among them unless chance has taken a less likely one.
         asked |= {"return_logprob": True, "top_logprobs_num": sampling.logprobs + 1}
@@ -65,6 +63,21 @@ def body(item: PrefillItem, rid: str, unit: int | None, pairing: Pairing | None)
     if pairing is not None:
         asked |= {"bootstrap_host": pairing.host, "bootstrap_port": pairing.port, "bootstrap_room": pairing.room}
     return asked
+
+
+def _fields(sampling: Sampling, new_tokens_max: int) -> dict[str, Any]:
+    """Those that differ from what SGLang does without them. Its `repetition_penalty` counts what was generated alone."""
+    fields: dict[str, tuple[Any, Any]] = {
+        "top_k": (sampling.top_k, 0),
+        "min_p": (sampling.min_p, 0),
+        "presence_penalty": (sampling.presence_penalty, 0),
+        "frequency_penalty": (sampling.frequency_penalty, 0),
+        "repetition_penalty": (sampling.repetition_penalty, 1),
+        "logit_bias": ({str(token): bias for token, bias in sampling.logit_bias}, {}),
+        "min_new_tokens": (min(sampling.min_tokens, new_tokens_max), 0),
+        "json_schema": (sampling.json_schema, None),
+    }
+    return {name: value for name, (value, neutral) in fields.items() if value != neutral}
 
 
 def room_for(drawn: int, unit: int | None, units: int) -> int:

@@ -52,10 +52,25 @@ def check_item(item: PrefillItem, limits: EngineDescription, vocab: int) -> None
 
 def check_sampling(sampling: Sampling, vocab: int) -> None:
     """EngineError names the field that is out of bounds."""
-    limits = {"temperature": (0.0, 100.0), "logprobs": (0, vocab - 1), "top_k": (0, 2**31), "min_p": (0.0, 1.0)}
+    limits = {
+        "temperature": (0.0, 100.0),
+        "logprobs": (0, vocab - 1),
+        "top_k": (0, 2**31),
+        "min_p": (0.0, 1.0),
+        "presence_penalty": (-100.0, 100.0),
+        "frequency_penalty": (-100.0, 100.0),
+        "repetition_penalty": (0.01, 100.0),
+        "min_tokens": (0, 2**31),
+    }
     for name, (low, high) in limits.items():
         value = getattr(sampling, name)
         if not low <= value <= high:
             raise EngineError(f"{name}: {value} is outside [{low}, {high}]")
     if not 0 < sampling.top_p <= 1:
         raise EngineError(f"top_p: {sampling.top_p} is outside (0, 1]")
+    named = {"logit_bias": [token for token, _ in sampling.logit_bias], "stop_tokens": sampling.stops}
+    for name, tokens in named.items():
+        if (highest := max(tokens, default=0)) >= vocab:
+            raise EngineError(f"{name}: id {highest} is outside the vocabulary of {vocab}")
+    if sampling.json_schema is not None:
+        raise EngineError("json_schema: the torch engine has no grammars")

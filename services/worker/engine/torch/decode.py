@@ -20,6 +20,7 @@ from services.worker.engine.torch.contexts import Contexts
 from services.worker.engine.torch.devices import upload
 from services.worker.engine.torch.messages import Decode, Decoded
 from services.worker.engine.torch.model import Model
+from services.worker.engine.torch.penalties import Said
 from services.worker.engine.torch.sampling import choose
 
 
@@ -31,6 +32,7 @@ class _Sequence:
     context_L2SGD: Tensor  # noqa: N815 - shapes are in the names of tensors
     tokens: int
     next_token: int
+    said: Said | None
     produced: int = 0
 
 
@@ -49,7 +51,12 @@ class DecodeRank:
     def decode(self, command: Decode) -> None:
         """Let a sequence, whose prompt's KV is in its context, take part from the next step on."""
         context_L2SGD = self._contexts.context(command.sequence)
-        self._decoding[command.sequence] = _Sequence(command, context_L2SGD, command.prompt_tokens, command.first_token)
+        said = Said.by(command.sampling, command.past, self._model.config.vocab)
+        if said is not None:
+            said.say(command.first_token)
+        self._decoding[command.sequence] = _Sequence(
+            command, context_L2SGD, command.prompt_tokens, command.first_token, said
+        )
 
     def end(self, sequence: int) -> None:
         """Forget a sequence, whether it decodes or not."""
@@ -67,7 +74,9 @@ class DecodeRank:
     def _advance(self, sequence: _Sequence, logits_V: Tensor) -> Decoded:
         command = sequence.command
         sequence.tokens += 1
-        token = choose(logits_V, command.sampling, sequence.tokens)
+        token = choose(logits_V, command.sampling, sequence.tokens, sequence.said)
+        if sequence.said is not None:
+            sequence.said.say(token.token)
         sequence.next_token, sequence.produced = token.token, sequence.produced + 1
         last = sequence.produced == command.new_tokens or token.token in command.stop_tokens
         if last:

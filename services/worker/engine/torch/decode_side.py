@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from services.worker.engine.continuation import Past
 from services.worker.engine.copy_plan import HandOffPlan
 from services.worker.engine.protocol import Cancelled, EngineDied, EngineError, HandedOff, Sampling, Token
 from services.worker.engine.torch.messages import Decode, End, Reply
@@ -138,7 +139,13 @@ class DecodeSide:
     # --- tokens
 
     async def decode(
-        self, request: RequestId, first_token: int, max_new_tokens: int, stop_tokens: frozenset[int], sampling: Sampling
+        self,
+        request: RequestId,
+        first_token: int,
+        max_new_tokens: int,
+        stop_tokens: frozenset[int],
+        sampling: Sampling,
+        past: Past,
     ) -> AsyncGenerator[Token, None]:
         """See `Engine.decode`. The end of the context ends the sequence as well."""
         sequence = self._sequences.get(request)
@@ -159,6 +166,7 @@ class DecodeSide:
                 new_tokens=new_tokens,
                 stop_tokens=tuple(sorted(stop_tokens)),
                 sampling=sampling,
+                past=past,
             )
             sequence.stream = self._rank(sequence.place).stream(command)
             last = False

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
+from services.worker.engine.continuation import NO_PAST, Past
 from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, HandOffPlan, Pinned, Source
 from services.worker.engine.kv_pool import KvPool, Reservation
+from services.worker.engine.past import past_of
 from services.worker.engine.protocol import (
     Busy,
     EngineDescription,
@@ -207,6 +209,7 @@ class TorchEngine:
             reused_blocks=reservation.reused_blocks,
             held_blocks=reservation.held_blocks,
             sampling=item.sampling if reserved.ends_prompt else None,
+            past=past_of(item.tokens, item.generated_tokens, item.sampling) if reserved.ends_prompt else NO_PAST,
             moves_queries=moves_queries(
                 self._layout, self._config.q_heads, degree, reserved.cached_tokens, len(tokens), cost
             ),
@@ -261,14 +264,20 @@ class TorchEngine:
         return self._pool.finished(request) if self._running(request) is None else None
 
     def decode(
-        self, request: RequestId, first_token: int, max_new_tokens: int, stop_tokens: frozenset[int], sampling: Sampling
+        self,
+        request: RequestId,
+        first_token: int,
+        max_new_tokens: int,
+        stop_tokens: frozenset[int],
+        sampling: Sampling,
+        past: Past = NO_PAST,
     ) -> AsyncGenerator[Token, None]:
         """See `Engine.decode`. The end of the model's context ends the sequence as well."""
         self._check_alive()
         check_sampling(sampling, self._config.vocab)
         if not 0 <= first_token < self._config.vocab:
             raise EngineError(f"first_token: {first_token} is outside the vocabulary of {self._config.vocab}")
-        return self._decode_side.decode(request, first_token, max_new_tokens, stop_tokens, sampling)
+        return self._decode_side.decode(request, first_token, max_new_tokens, stop_tokens, sampling, past)
 
     def release(self, request: RequestId) -> None:
         """See `Engine.release`. While a step or a hand-off uses the blocks, it takes effect when that ends."""

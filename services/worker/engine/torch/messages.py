@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from services.worker.engine.continuation import NO_PAST, Past
 from services.worker.engine.protocol import Sampling, Token
 from services.worker.engine.slot_ref import SlotRef
 from services.worker.engine.torch.move_messages import (
@@ -101,6 +102,7 @@ class Part:
     held_blocks: int
     sampling: Sampling | None
     moves_queries: bool
+    past: Past = NO_PAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class Decode:
     new_tokens: int
     stop_tokens: tuple[int, ...]
     sampling: Sampling
+    past: Past = NO_PAST
     kind: Literal["decode"] = "decode"
 
 

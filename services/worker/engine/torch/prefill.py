@@ -24,6 +24,7 @@ from services.worker.engine.torch.groups import Groups
 from services.worker.engine.torch.kv_memory import KvMemory
 from services.worker.engine.torch.messages import Part, Prefill
 from services.worker.engine.torch.model import Model
+from services.worker.engine.torch.penalties import Said
 from services.worker.engine.torch.sampling import choose
 from services.worker.engine.torch.weights import DTYPES
 from services.worker.engine.torch.zigzag import Share, holder_of, shares
@@ -64,6 +65,7 @@ class _LocalPart:
     def __init__(self, number: int, part: Part, cut: Share, degree: int, rank: int, memory: KvMemory) -> None:
         self.number, self.cut, self.tokens = number, cut, cut.tokens
         self._memory, self._sampling, self.moves_queries = memory, part.sampling, part.moves_queries
+        self._past = part.past
         layout, slots = memory.layout, list(enumerate(part.slots))
         prefix_tokens = part.reused_blocks * layout.block_tokens
         self.end = prefix_tokens + len(part.tokens)
@@ -119,7 +121,7 @@ class _LocalPart:
 
     def choose(self, logits_V: Tensor) -> Token:
         assert self._sampling is not None, "a part without sampling chooses nothing"
-        return choose(logits_V, self._sampling, self.end)
+        return choose(logits_V, self._sampling, self.end, Said.by(self._sampling, self._past, len(logits_V)))
 
 
 class _Attention:

@@ -1,4 +1,5 @@
-"""The choice of a token: a function of (logits, sampling, position) and nothing else, so any rank at any time chooses alike."""
+"""The choice of a token: a function of (logits, sampling, position) and of what the request has said before, and of nothing
+else, so any rank at any time chooses alike."""
 
 from hashlib import blake2b
 
@@ -6,16 +7,18 @@ import torch
 from torch import Tensor
 
 from services.worker.engine.protocol import Sampling, Token
+from services.worker.engine.torch.penalties import Said
 
 
-def choose(logits_V: Tensor, sampling: Sampling, position: int) -> Token:
+def choose(logits_V: Tensor, sampling: Sampling, position: int, said: Said | None = None) -> Token:
     """The token at `position`. Ties go to the lower id.
 
     Probabilities are float64: sums over a large vocabulary must not depend on how they are grouped. Log-probabilities are
-    those of the model, before temperature, top-k, top-p and min-p, as the OpenAI API reports them.
+    those of the model, before penalties, biases, temperature, top-k, top-p and min-p, as the OpenAI API reports them.
     """
     logits_V = logits_V.double()
-    token = _greedy(logits_V) if sampling.temperature == 0 else _sampled(logits_V, sampling, position)
+    adjusted_V = logits_V if said is None else said.adjusted(logits_V)
+    token = _greedy(adjusted_V) if sampling.temperature == 0 else _sampled(adjusted_V, sampling, position)
     if sampling.logprobs == 0:
         return Token(token)
     logprobs_V = torch.log_softmax(logits_V, dim=0)

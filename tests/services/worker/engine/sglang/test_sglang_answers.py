@@ -39,6 +39,26 @@ def test_what_leaves_tokens_out_is_told_where_it_was_asked_for() -> None:
     assert told == {**plain, "top_k": 5, "min_p": 0.25}
 
 
+def test_fields_are_told_by_sglang_s_names_and_not_of_a_share() -> None:
+    sampling = Sampling(
+        presence_penalty=0.5, frequency_penalty=-0.5, repetition_penalty=1.2, logit_bias=((5, -2.0),), min_tokens=9,
+        stops=(3,), json_schema='{"type": "object"}',
+    )  # fmt: skip
+    then = Continuation(6, frozenset({3}), 0)
+    plain = body(item("a", 83, then=then), "a", None, None)["sampling_params"]
+    told = body(item("a", 83, then=then, sampling=sampling), "a", None, None)["sampling_params"]
+    assert {name: value for name, value in told.items() if name not in plain} == {
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.2,
+        "logit_bias": {"5": -2.0},
+        "min_new_tokens": 6,
+        "json_schema": '{"type": "object"}',
+    }
+    share = body(item("a", 83, until=32, then=then, sampling=sampling), "a", None, None)["sampling_params"]
+    assert not {"min_new_tokens", "json_schema", "logit_bias"} & share.keys()
+
+
 def test_stop_tokens_need_the_end_tokens_of_the_model_to_count() -> None:
     """With `ignore_eos` SGLang ignores every stop token: seen on a server."""
     with_stop = body(item("a", 83, then=Continuation(6, frozenset({9, 3}), 0)), "a", None, None)["sampling_params"]

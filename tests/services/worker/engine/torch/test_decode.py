@@ -2,13 +2,15 @@
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, RepetitionPenaltyLogitsProcessor
 
+from services.worker.engine.past import past_of
 from services.worker.engine.protocol import Sampling, Token
 from services.worker.engine.torch.contexts import Contexts
 from services.worker.engine.torch.decode import DecodeRank
@@ -20,7 +22,7 @@ from services.worker.engine.torch.model_config import read_config
 from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.weights import Weights
 from services.worker.engine.torch.zygote import Zygote
-from tests.services.worker.engine.contract import Node, prompt
+from tests.services.worker.engine.contract import Node, first_token, prompt
 from tests.support.tiny_models import VOCAB
 
 DIFFERENCE_MAX = 1e-3
@@ -75,6 +77,43 @@ async def test_sequences_that_join_and_leave_are_those_of_transformers(
             first, second = reference_V.topk(2).values
             if first - second > DIFFERENCE_MAX:
                 assert token.token == reference_V.argmax()
+
+
+async def test_penalties_are_those_of_transformers_also_for_a_request_that_goes_on_elsewhere(
+    tiny_llama: Path, zygote: Zygote
+) -> None:
+    """The first token is a prefill rank's choice, the others a decode rank's, and those behind the fifth come once more with
+    the five at the end of the prompt."""
+    sampling = Sampling(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.3, logit_bias=((7, -5.0),))
+    node = Node(TorchEngine(TorchSettings(tiny_llama, prefill_ranks=2, block_tokens=8, blocks_per_rank=64), zygote))
+    await node.engine.start()
+
+    async def served(tokens: np.ndarray, generated: int, new_tokens: int) -> list[int]:
+        item = replace(node.item(tokens, sampling), generated_tokens=generated)
+        first = first_token(await node.prefill(group, item))
+        await node.engine.hand_off(item.request)
+        past = past_of(tokens, generated, sampling)
+        rest = node.engine.decode(item.request, first, new_tokens - 1, frozenset(), sampling, past)
+        return [first, *[token.token async for token in rest]]
+
+    try:
+        (group,) = await node.adopt(2)
+        said = await served(prompt(40), 0, 12)
+        so_far = np.concatenate([prompt(40), np.array(said[:5], dtype=np.uint32)])
+        assert await served(so_far, 5, 7) == said[5:]
+    finally:
+        await node.engine.close()
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    repeated = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
+    tokens = torch.tensor([[*prompt(40).tolist(), *said]])
+    with torch.inference_mode():
+        logits_TV = model(tokens).logits[0].double()
+    for index, token in enumerate(said):
+        left_V = repeated(tokens[:, : 40 + index], logits_TV[39 + index][None].clone())[0]
+        times_V = torch.bincount(torch.tensor(said[:index], dtype=torch.int64), minlength=len(left_V))
+        left_V -= sampling.frequency_penalty * times_V + sampling.presence_penalty * (times_V > 0)
+        left_V[7] -= 5.0
+        assert left_V.max() - left_V[token] <= DIFFERENCE_MAX
 
 
 def rank_with(model_dir: Path, sequences: int) -> DecodeRank:
