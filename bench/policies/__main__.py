@@ -8,6 +8,7 @@ import typer
 
 from bench.policies import adapting as adapting_bench
 from bench.policies import caching as caching_bench
+from bench.policies import refitting as refitting_bench
 from bench.policies import replays as replays_bench
 from bench.policies import replicas as replicas_bench
 from bench.policies import routing as routing_bench
@@ -88,6 +89,15 @@ def replicas(traces: Traces, policy: Policy = "vertumnus", rate: Rates = [8.0], 
     loads = [each for trace in traces for each in loads_of(trace, rate)]
     lengths = Lengths(slices, limit, warmup_s)
     replicas_bench.replicas(loads, policy_of(policy), routers, age_s, SETUP, lengths, jobs, kept)
+
+
+@app.command()
+def refit(traces: Traces, policy: Policy = "vertumnus", rate: Rates = [8.0],  # noqa: B006  (never changed)
+          slices: Slices = 4, limit: Limit = 1_500, warmup_s: WarmUp = 60,
+          jobs: Jobs = 1, kept: Kept = KEPT) -> None:  # fmt: skip
+    """Wrong coefficients, priced by each worker's ratio, by a refit, by both and by neither."""
+    loads = [each for trace in traces for each in loads_of(trace, rate)]
+    refitting_bench.refitting(loads, policy_of(policy), SETUP, Lengths(slices, limit, warmup_s), jobs, kept)
 
 
 @app.command()

@@ -4,7 +4,7 @@ A worker's measured over predicted time (`shared/model/calibration.py`) prices t
 degrees that it does not run. A set that is wrong in those is replaced here, and only on evidence:
 
     evidence    the newest prefills of each (degree, size of R, size of P); one counts if its prediction is what the set of its
-                node says of steps with nothing else in them; of a prompt in chunks it says so only where b is next to nothing
+                node says of steps with nothing else in them, for a prompt in chunks of those that its node cuts
     enough      `SAMPLES_MIN` of them, at two degrees at least: one degree alone cannot tell what is divided by it
     better      the error on shapes that the fit has not seen is below `ERROR_SHARE_MAX` of the error of the set that prices now
     bounded     no prompt of `ASKED` becomes more than `CHANGE_MAX` times as dear or as cheap, at any degree of the evidence
@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from shared.contracts.envelope import Stored
-from shared.contracts.events import CalibrationUpdated, PrefillCompleted, RouterRegistered
+from shared.contracts.events import CalibrationUpdated, NodeRegistered, PrefillCompleted, RouterRegistered
 from shared.contracts.ids import node_of
 from shared.model import cost as cost_model
 from shared.model.calibration import RATIO_MAX
@@ -124,7 +124,8 @@ def _note(evidence: Evidence, data: PrefillCompleted, pool: Pool) -> None:
         return
     R, P = data.computed_tokens, data.cached_own_tokens + data.cached_in_flight_tokens + data.cached_fetched_tokens
     whole_us = given.prefill_us(worker.degree, R, P)
-    alone_us = whole_us + (data.steps - 1) * given.constant_us(worker.degree)
+    chunks = _chunks(R, P, spec, data.steps)
+    alone_us = sum(given.prefill_us(worker.degree, *chunk) for chunk in chunks)
     if (
         abs(data.predicted_us - alone_us) >= data.steps
         or not alone_us < data.prefill_us * RATIO_MAX < alone_us * RATIO_MAX**2
@@ -135,6 +136,18 @@ def _note(evidence: Evidence, data: PrefillCompleted, pool: Pool) -> None:
         cell = evidence.cells.setdefault(key, deque(maxlen=SAMPLES_PER_CELL))
         # In one step it would have taken this.
         cell.append(Sample(worker.degree, R, P, data.prefill_us / alone_us * whole_us / US_PER_S))
+
+
+def _chunks(R: int, P: int, spec: NodeRegistered, steps: int) -> list[tuple[int, int]]:
+    """(R, P) of each of so many steps, if the worker served nothing else meanwhile: a chunk has those before it as cached
+    tokens (`services/worker/composer.py`). Empty if the node would have made other steps of it."""
+    chunks: list[tuple[int, int]] = []
+    while R > 0 and len(chunks) < steps:
+        last = steps == 1 or spec.chunk_tokens is None or spec.chunk_tokens >= R
+        part = R if last else (P + (spec.chunk_tokens or 0)) // spec.block_tokens * spec.block_tokens - P
+        chunks.append((part, P))
+        R, P = R - part, P + part
+    return chunks if not R and len(chunks) == steps else []
 
 
 def _enough(samples: list[Sample]) -> bool:

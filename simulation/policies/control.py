@@ -70,6 +70,7 @@ class Control:
     def _tick(self) -> None:
         if closed := controller.close_window(self.state, self._agenda.now_ns):
             self._say(closed)
+            self._say(controller.refit(self.state))
             self._say(reconfiguring.decide(self.state, self._capacity))
             self._forecast()
         for each in tuple(self.state.sagas.open.values()):

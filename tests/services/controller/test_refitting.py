@@ -27,13 +27,17 @@ SHAPES = tuple(product((64, 300, 1_000, 3_000, 9_000, 30_000), (0, 100, 2_000, 2
 class Controller:
     """One, of a node with workers of degree 1, 1, 2 and 4, and a router that was started with `GIVEN`."""
 
-    def __init__(self, *, refit: bool = True, version: str = "c") -> None:
+    def __init__(
+        self, *, refit: bool = True, version: str = "c", given: Coefficients = GIVEN, chunk_tokens: int | None = None
+    ) -> None:
         self.state = decider.initial()
         self.story = Story(lambda stored: decider.evolve(self.state, stored))
         self.story.tell(
             ParametersChanged(parameters_version=1, changes={"refit": refit}, asked_by="ops"),
-            RouterRegistered(router=RouterId("r"), coefficients=GIVEN.model_dump()),
-            registered(epoch=1, composition=(1, 1, 2, 4)).model_copy(update={"coefficients_version": version}),
+            RouterRegistered(router=RouterId("r"), coefficients=given.model_dump()),
+            registered(epoch=1, composition=(1, 1, 2, 4)).model_copy(
+                update={"coefficients_version": version, "chunk_tokens": chunk_tokens}
+            ),
             *adopted(),
             committed(composition=(1, 1, 2, 4)),
         )
@@ -136,15 +140,30 @@ def test_too_few_prefills_are_no_evidence() -> None:
 
 
 def test_a_prefill_that_shared_a_step_is_no_evidence_and_one_of_several_steps_is() -> None:
-    controller = Controller()
+    controller = Controller(chunk_tokens=400)
     alone_us = GIVEN.prefill_us(1, 1_000, 0)
     controller.prefill(1, 1_000, 0, 1.0, predicted_us=alone_us - 5_000)
     controller.prefill(1, 1_000, 0, 1.0, predicted_us=0)
     controller.prefill(1, 1_000, 0, 1.0, predicted_us=alone_us - 1)
-    assert not controller.state.evidence.samples
+    controller.prefill(1, 1_000, 0, 0.5, predicted_us=alone_us + 10_000, steps=2)
+    assert not controller.state.evidence.samples, "the node would have made three steps of it"
     controller.prefill(1, 1_000, 0, 0.5, predicted_us=alone_us + 2 * 10_000, steps=3)
     [sample] = controller.state.evidence.samples
-    assert sample.seconds == pytest.approx(0.5 * alone_us / (alone_us + 20_000))
+    assert sample.seconds == pytest.approx(0.5 * alone_us / (alone_us + 20_000), rel=1e-4)
+
+
+def test_a_chunk_has_those_before_it_as_cached_tokens() -> None:
+    """Blocks of 100, chunks of 400, 1,000 tokens behind 20: to 400, 800 and 1,020. b costs 1 µs for each cached token."""
+    given = GIVEN.model_copy(update={"b": 1e-6})
+    controller = Controller(given=given, chunk_tokens=400)
+    predicted_us = sum(given.prefill_us(2, R, P) for R, P in ((380, 20), (400, 400), (220, 800)))
+    whole_us = given.prefill_us(2, 1_000, 20)
+    assert predicted_us == pytest.approx(whole_us + 2 * 10_000 + 400 + 800, abs=3)
+    controller.prefill(2, 1_000, 20, 2 * predicted_us / 1e6, predicted_us=whole_us + 2 * 10_000, steps=3)
+    assert not controller.state.evidence.samples, "something else was in its steps"
+    controller.prefill(2, 1_000, 20, 2 * predicted_us / 1e6, predicted_us=predicted_us, steps=3)
+    [sample] = controller.state.evidence.samples
+    assert sample.seconds == pytest.approx(2 * whole_us / 1e6, rel=1e-3)
 
 
 def test_what_would_change_a_price_beyond_the_bound_is_not_adopted() -> None:
