@@ -8,7 +8,7 @@ from services.router.calls import Call
 from services.router.frames import Leave
 from services.router.wiring import Wiring
 from shared.contracts.envelope import Stored
-from shared.contracts.events import PrefillAborted, PrefillCompleted
+from shared.contracts.events import PrefillAborted, PrefillCompleted, PrefillStarted, RequestAssigned
 from shared.contracts.ids import RequestId, WorkerId
 from shared.model.pool import Worker
 
@@ -39,6 +39,10 @@ class Rebalancer:
             case PrefillCompleted() | PrefillAborted() as data:
                 if (worker := self._wiring.state.pool.workers.get(data.worker)) is not None:
                     self._look_for(worker)
+            case RequestAssigned() | PrefillStarted():
+                if stealing.is_crowded(self._wiring.state, self._wiring.source, stored):
+                    for worker in stealing.of_each_degree(stealing.idle_workers(self._wiring.state)):
+                        self._look_for(worker)
             case _:
                 pass
 

@@ -6,7 +6,7 @@ so GPU time and lost prefixes are paid for. Whoever is waited for least gains le
 last few are looked at. A request that has few attempts left stays where it is.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from heapq import nlargest
 from itertools import islice
 from typing import NamedTuple
@@ -15,6 +15,8 @@ from services.router.decider import State, look_out
 from services.router.lines import Load
 from services.router.outlook import Outlook, bringing
 from services.router.pricing import service_us
+from shared.contracts.envelope import Stored
+from shared.contracts.events import PrefillStarted, RequestAssigned
 from shared.contracts.ids import RequestId, Source, WorkerId
 from shared.model.blocks import reusable_tokens
 from shared.model.calibration import PPM
@@ -24,6 +26,9 @@ from shared.model.pool import Worker
 LINES_MAX = 16
 LAST_MAX = 4
 """Lines that are looked at, and requests of each: a decision per idle worker must stay as cheap as a placement."""
+
+WAITING_MAX = 64
+"""Of a line, in search of one's own: so an event costs the same however long lines are."""
 
 MOVE_US = 20_000
 """A release, a record and another hand-shake, with room."""
@@ -52,6 +57,28 @@ def idle_workers(state: State) -> list[Worker]:
     """Those that may be given work and have none."""
     loads = state.loads.of_worker
     return [each for each in state.pool.workers.values() if each.id not in loads and state.pool.schedulable(each)]
+
+
+def is_crowded(state: State, source: Source, stored: Stored) -> bool:
+    """Whether an event that was just folded tells of another router's work at a worker where a request of `source` waits: that
+    was placed without knowing of it, and may be better off elsewhere."""
+    data = stored.data
+    if not steals(state.parameters):
+        return False
+    if (
+        not isinstance(data, (RequestAssigned, PrefillStarted))
+        or (load := state.loads.of_worker.get(data.worker)) is None
+    ):
+        return False
+    other = state.loads.open.get(data.request)
+    if other is None or other.source == source:
+        return False
+    return any(state.loads.open[request].source == source for request in islice(reversed(load.line), WAITING_MAX))
+
+
+def of_each_degree(workers: Iterable[Worker]) -> list[Worker]:
+    """The first of each: enough to know whether somebody is better off at one of them, for the placement looks at all."""
+    return list({worker.degree: worker for worker in reversed(list(workers))}.values())
 
 
 def best_move(state: State, source: Source, idle: Worker, now_ns: int, staying: Collection[RequestId]) -> Move | None:

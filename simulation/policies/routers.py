@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from services.router import decider, stealing, turns
+from services.router import decider, turns
 from services.router.decider import Arrival, Moment, State
 from services.router.handshake import ABORT_REASON, REDIRECT_REASON
+from services.router.stealing import Move
 from services.worker.decider import Prefilled
 from services.worker.job import Job
 from shared.contracts.commands import Assign, Refused, SamplingSpec
@@ -32,6 +33,7 @@ from simulation.policies.agenda import Agenda
 from simulation.policies.deciding import Router, routers_of
 from simulation.policies.journal import Journal
 from simulation.policies.node import Node
+from simulation.policies.rebalancing import Rebalancing
 from simulation.policies.setup import Setup
 from simulation.policies.steps import Effects
 
@@ -93,7 +95,9 @@ class Routers:
         self._count = 0
         for node in nodes.values():
             node.steps.effects = Effects(self._prefilled, self._aborted)
+        self._rebalancing = Rebalancing(self.routers, agenda, setup.view_age_s, self._release)
         journal.listen(self._hear)
+        journal.listen(self._rebalancing.hear)
 
     def register(self) -> None:
         """The routers are up."""
@@ -205,7 +209,7 @@ class Routers:
         self._close(request, completed)
         self._serve_held()
         self._agenda.after(self._setup.view_age_s, self._take_turns)
-        self._rebalance()
+        self._rebalancing.ended()
 
     def _aborted(self, job: Job, reason: AbortReason) -> None:
         why: RedirectReason = "rebalanced" if reason == "released" else ABORT_REASON.get(reason, "aborted")
@@ -233,17 +237,9 @@ class Routers:
                 self._give(fact, rebalanced=reason == "rebalanced" and idle)
         return bool(facts)
 
-    def _rebalance(self) -> None:
-        """Each router looks whether one of its queued requests is better off at a worker that has nothing to do."""
-        for router in self.routers:
-            state = router.view.look()
-            if not stealing.steals(state.parameters):
-                return
-            for worker in stealing.idle_workers(state):
-                move = stealing.best_move(state, router.source, worker, self._agenda.now_ns, ())
-                if move is not None:
-                    assigned = self._assigned[move.request]
-                    self._nodes[node_of(assigned.worker)].release(move.request, move.attempt)
+    def _release(self, move: Move) -> None:
+        assigned = self._assigned[move.request]
+        self._nodes[node_of(assigned.worker)].release(move.request, move.attempt)
 
     def _fail(self, request: RequestId) -> None:
         router = self._open[request].router

@@ -65,6 +65,29 @@ def test_who_would_wait_longest_goes() -> None:
     assert move(log, staying=("long", "middle")) == ("short", 1, 2 * 200_000 - 20_000)
 
 
+def test_another_router_s_work_before_one_s_own_is_a_reason_to_look_and_nothing_else_is() -> None:
+    """Both chose the first worker before they had heard of each other. The other router has nothing there that could move."""
+    log = pool()
+    other = Source("router-2-0000")
+    facts = receive(log.state, arrival("theirs", salt=9), Moment(NOW_NS, log.seq))
+    queue(log, "ours")
+    log.fold(*facts, source=other)
+
+    def hears(source: Source, who: Source, fact: EventData) -> bool:
+        return stealing.is_crowded(log.state, source, log.store(log.event(who, fact)))
+
+    assert facts[-1].worker == BUSY  # type: ignore[attr-defined]
+    assert hears(ME, other, facts[-1])
+    assert not hears(Source("router-3-0000"), other, facts[-1]), "nobody of its own waits there"
+    log.fold(started("theirs", BUSY))
+    assert hears(ME, AGENT, started("theirs", BUSY))
+    assert not hears(other, AGENT, started("theirs", BUSY)), "it knew of itself"
+    assert [each.id for each in stealing.of_each_degree(stealing.idle_workers(log.state))] == [IDLE]
+    assert move(log) == ("ours", 1, 2_000_000 - 20_000)
+    log.fold(started("ours", BUSY))
+    assert not hears(ME, AGENT, started("theirs", BUSY)), "who has started stays"
+
+
 def test_what_another_gateway_forwards_stays() -> None:
     log = pool()
     for request, tokens in (("short", 100), ("middle", 1_000), ("long", 3_000)):
