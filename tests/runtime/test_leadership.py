@@ -96,6 +96,23 @@ async def test_a_stopped_leader_hands_over() -> None:
     assert (first.term, second.term, seen.taken) == (None, 2, [1, 2])
 
 
+@pytest.mark.parametrize("phase_s", [0.0, 0.3, 0.9])
+async def test_a_dead_leader_is_replaced_in_less_than_five_seconds(phase_s: float) -> None:
+    """Wherever between two renewals it dies: it gives nothing back, and the standby leads with its term on the log."""
+    world = World()
+    first, _ = await world.process("a")
+    second, seen = await world.process("b")
+    await world.clock.advance(10 + phase_s)
+    assert first._keeper._task is not None
+    first._keeper._task.cancel()
+    waited_s = 0.0
+    while second.term is None:
+        await world.clock.advance(0.25)
+        waited_s += 0.25
+    assert LEASE_S - 1 <= waited_s <= 4.0
+    assert seen.taken == [1, 2]
+
+
 async def test_a_newer_term_on_the_log_ends_the_lead_before_the_lease_is_asked() -> None:
     world = World()
     first, seen = await world.process("a")
