@@ -137,8 +137,11 @@ class Others:
             assert reply.kind == "refused"
             assert reply.reason == "busy", reply
             await asyncio.sleep(0.05)
-        decision = committed(epoch, composition, node)
-        await self.runtime.log.append([entry for _, entry in self._sealer.seal([decision], NO_ORIGIN)], {})
+        await self.tell(committed(epoch, composition, node))
+
+    async def tell(self, *facts: EventData) -> None:
+        """Append what a controller or a router says."""
+        await self.runtime.log.append([entry for _, entry in self._sealer.seal(facts, NO_ORIGIN)], {})
 
 
 @asynccontextmanager

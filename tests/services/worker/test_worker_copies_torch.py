@@ -1,5 +1,5 @@
 """Two worker processes with real ranks, on a real NATS server: what one has computed the other reads, and goes on from. The
-first has no decode rank, so what it prefills is decoded by the second."""
+first has no decode rank, so what it prefills is decoded by the second. In one test a real cache manager says what is copied."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,13 +13,29 @@ from cli.embedded.nats import EmbeddedNats
 from shared.contracts.commands import Assign, SamplingSpec
 from shared.contracts.copy_commands import Copied, Copy, Evict, Evicted
 from shared.contracts.envelope import EventData
-from shared.contracts.events import BlocksEvicted, BlocksStored, KvHandedOff, PrefillCompleted
+from shared.contracts.events import (
+    BlocksEvicted,
+    BlocksStored,
+    CacheLeadershipTaken,
+    KvHandedOff,
+    ParametersChanged,
+    PrefillCompleted,
+    PricedCandidate,
+    ReclamationRequested,
+    ReplicaInstalled,
+    ReplicaReclaimed,
+    ReplicationRequested,
+    RequestAssigned,
+)
 from shared.contracts.ids import NodeId, RequestId, WorkerId, decode_worker_id, node_of, worker_id
 from shared.model.blocks import Tokens, block_chain
 from shared.model.cost import Coefficients
+from shared.model.lattice import Composition
 from shared.runtime.service import Runtime
-from tests.services.worker.processes import Others, WorkerProcess, others, until
+from tests.services.worker.processes import POOL, Others, WorkerProcess, others, until
 from tests.services.worker.scripted import prompt
+from tests.support.replica import Replica
+from tests.support.story import assigned, received
 from tests.support.tiny_models import write_tiny_model
 
 TOKENS, OTHERS = prompt(100) % 200, prompt(100, seed=1) % 200
@@ -67,13 +83,13 @@ async def tokens_of(pool: Others, assign: Assign) -> list[int]:
 
 @asynccontextmanager
 async def two_nodes(
-    nats_server: EmbeddedNats, folder: Path
+    nats_server: EmbeddedNats, folder: Path, prefilling: Composition = (1,), decoding: Composition = (2,)
 ) -> AsyncIterator[tuple[Others, dict[NodeId, WorkerProcess], Path]]:
-    """Both serve, the one at degree 1 and the other at 2."""
+    """Both serve, each its composition."""
     model = write_tiny_model(folder / "tiny", "llama")
     coefficients = folder / "slow.json"
     coefficients.write_text(SLOW.model_dump_json())
-    compositions = {PREFILLING: (1,), DECODING: (2,)}
+    compositions = {PREFILLING: prefilling, DECODING: decoding}
     processes = {}
     for node, composition in compositions.items():
         settings = {
@@ -159,6 +175,63 @@ async def test_a_prefix_is_copied_or_fetched_to_another_node_and_degree_used_the
         assert isinstance(done, PrefillCompleted)
         assert (done.request, done.fetch_fallback, done.cached_own_tokens) == ("fetched", None, 0)
         assert (done.cached_fetched_tokens, done.computed_tokens) == (16 * len(BLOCKS), 100 - 16 * len(BLOCKS))
+
+
+def regretted(request: str, holder: WorkerId, lacking: WorkerId, degree: int) -> RequestAssigned:
+    """The router took the holder, for a second; who lacks the prefix would have been free at once."""
+    prices = ((holder, 4, 1_000_000, 1), (lacking, degree, 0, 2_000_000))
+    candidates = tuple(
+        PricedCandidate(
+            worker=worker, degree=of, cached_tokens=0, queue_us=queue_us, service_us=service_us, occupancy_us=0,
+            price_us=queue_us + service_us,
+        )
+        for worker, of, queue_us, service_us in prices
+    )  # fmt: skip
+    told = assigned(request, holder, len(TOKENS) - 16 * len(BLOCKS), 16 * len(BLOCKS), degree=4)
+    return told.model_copy(update={"candidates": candidates})
+
+
+async def test_a_hot_prefix_of_one_worker_comes_to_another_degree_and_to_a_second_worker_and_goes_when_it_is_cold(
+    nats_server: EmbeddedNats, tmp_path: Path
+) -> None:
+    """Held at degree 4 alone, then by demand at degree 1 and at the other worker of degree 4, then by nobody."""
+    holder, second, small = worker_id(PREFILLING, 1, 0), worker_id(DECODING, 1, 0), worker_id(DECODING, 1, 4)
+    manager = Replica("cachemgr", nats_server, tmp_path, VERTUMNUS_POOL=POOL)
+    async with two_nodes(nats_server, tmp_path, (4,), (4, 1)) as (pool, _, model):
+        try:
+            manager.start()
+            await on_the_log(pool, CacheLeadershipTaken)
+            said = await tokens_of(pool, assignment(pool, pool.runtime, "first", holder))
+            check_greedy(model, said)
+            await pool.tell(changed(1, cache_policy="regret", scan_every_s=0.1))
+            for number in range(4):
+                for lacking, degree in ((small, 1), (second, 4)):
+                    request = f"asks-{number}-{degree}"
+                    asked = received(request, len(TOKENS), block_ids=b"".join(BLOCKS))
+                    await pool.tell(asked, regretted(request, holder, lacking, degree))
+            await until(lambda: len(pool.events(ReplicaInstalled)) == 2, "both copies are there")
+            copies = {each.kind: each for each in pool.events(ReplicationRequested)}
+            assert (copies["inter"].degree, copies["inter"].destination) == (1, small)
+            assert (copies["intra"].degree, copies["intra"].destination) == (4, second)
+            assert copies["intra"].sources == (holder,)
+            for request, worker in (("at-one", small), ("at-four", second)):
+                assert await tokens_of(pool, assignment(pool, pool.runtime, request, worker)) == said
+            await until(lambda: len(pool.events(PrefillCompleted)) == 3, "the log has it all")
+            assert [each.cached_own_tokens for each in pool.events(PrefillCompleted)] == [0, *[16 * len(BLOCKS)] * 2]
+
+            await pool.tell(changed(2, cache_policy="paper", decay=0.2))
+            await until(lambda: len(pool.events(ReplicaReclaimed)) == 3, "nobody asks any more, and all of it goes")
+            assert {each.worker for each in pool.events(ReclamationRequested)} == {holder, second, small}
+            gone = [each for each in pool.events(BlocksEvicted) if each.cause == "reclaim"]
+            assert sum(len(each.block_ids) // 16 for each in gone) == 3 * len(BLOCKS)
+            await pool.tell(changed(3, cache_policy="lru"))
+            assert await tokens_of(pool, assignment(pool, pool.runtime, "again", small)) == said
+        finally:
+            manager.stop(kill=True)
+
+
+def changed(version: int, **changes: object) -> ParametersChanged:
+    return ParametersChanged(parameters_version=version, changes=changes, asked_by="ann")
 
 
 async def on_the_log(pool: Others, kind: type[EventData]) -> list[EventData]:
