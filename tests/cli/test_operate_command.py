@@ -9,10 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from cli.embedded.nats import EmbeddedNats
-from shared.contracts.events import Frozen, LeadershipTaken, ParametersChanged
-from tests.support.replica import Replica, eventually, witness
+from cli.main import app
+from shared.contracts.commands import NodeLoad, encode_message
+from shared.contracts.events import (
+    CompositionPinned,
+    Frozen,
+    LeadershipTaken,
+    ParametersChanged,
+    ReconfigurationPlanned,
+)
+from shared.contracts.ids import NodeId
+from tests.support.replica import Replica, Witness, eventually, witness
+from tests.support.story import adopted, committed, registered
 
 
 @pytest.fixture
@@ -66,3 +77,49 @@ async def test_parameters_are_shown_changed_and_refused_by_name(nats_server: Emb
         status, said, _ = await vertumnus("freeze", "--reason", "incident 7")
         assert (status, said.strip()) == (0, "frozen")
         assert [each.reason for each in seeing.all(Frozen)] == ["incident 7"]
+
+
+async def beat(seeing: Witness, *nodes: str) -> None:
+    """Heartbeats of nodes that have no agent, until cancelled."""
+    while True:
+        for node in map(NodeId, nodes):
+            load = NodeLoad(node=node, incarnation=1, epoch=1, queued={}, running={}, used_blocks=0, free_blocks=0)
+            await seeing.runtime.bus.publish(seeing.runtime.subjects.load(node), encode_message(load))
+        await asyncio.sleep(0.5)
+
+
+async def test_nodes_are_pinned_moved_and_drained_by_name(
+    nats_server: EmbeddedNats, controller: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERTUMNUS_CONTROLLER_URL", controller.url)
+
+    async def vertumnus(*arguments: str) -> tuple[int, str]:
+        said = await asyncio.to_thread(CliRunner().invoke, app, arguments)
+        return said.exit_code, " ".join(said.output.replace("│", " ").split())
+
+    async with witness(nats_server) as seeing:
+        beats = asyncio.create_task(beat(seeing, "n0", "n1"))
+        for node in ("n0", "n1"):
+            await seeing.tell(registered(node), *adopted(node), sender=node)
+            await seeing.tell(committed(node), sender="controller")
+        controller.start()
+        await eventually(lambda: seeing.all(LeadershipTaken))
+        assert await vertumnus("pin", "n0", "--by", "ann", "--reason", "a test") == (0, "composition-pinned")
+        assert await vertumnus("pin", "n0") == (0, "that holds already")
+        assert await vertumnus("unpin", "n0") == (0, "composition-unpinned")
+        assert await vertumnus("reconfigure", "n0", "2,2,4", "--by", "ann") == (0, "reconfiguration-planned")
+        assert await vertumnus("drain", "n1") == (0, "cordoned, reconfiguration-planned")
+        refused = {
+            ("reconfigure", "n0", "1,2,1,4"): "a degree-2 worker cannot start at rank 1",
+            ("reconfigure", "nx", "8"): "reconfigure: node: 'nx' is not one of ['n0', 'n1']",
+            ("drain", "nx"): "drain: node: 'nx' is not one of",
+        }
+        for words, why in refused.items():
+            status, said = await vertumnus(*words)
+            assert status == 2, said
+            assert why in said
+        moved, drained = seeing.all(ReconfigurationPlanned)
+        assert (moved.policy, moved.asked_by, moved.new_composition) == ("operator", "ann", (2, 2, 4))
+        assert (drained.node, drained.new_composition, len(drained.retiring)) == ("n1", (4, 4), 2)
+        assert [each.reason for each in seeing.all(CompositionPinned)] == ["a test"]
+        beats.cancel()

@@ -125,3 +125,17 @@ async def test_the_command(record: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert doubled["alternative"]["mean_s"]["mean"] < doubled["as_recorded"]["mean_s"]["mean"]
     assert "nothing is different" in await asyncio.to_thread(asked, status=2)
     assert "lam" in await asyncio.to_thread(asked, "--set", "lam=-1", status=2)
+
+
+async def test_thresholds_of_the_cache_manager_are_tried_on_the_record(
+    record: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERTUMNUS_DATABASE_URL", record)
+    options = ["calibrate-cache", "--limit", "30", "--seeds", "1", "--json"]
+    result = await asyncio.to_thread(CliRunner().invoke, app, options)
+    assert result.exit_code == 0, result.output
+    found = orjson.loads(result.stdout)
+    assert found["window"] == "30 recorded requests on 16 GPUs"
+    names = [each["name"] for each in found["tried"]]
+    assert names[:2] == ["in force", "lru"]
+    assert {"paper", "regret"} < set(names)
