@@ -58,7 +58,7 @@ def lend(pipe: Connection) -> None:
     """The other process: registered memory, and a look now and then, as an idle mover does."""
     memory, scratch = new_memory(1), torch.zeros(1, dtype=torch.int64)  # both stay as long as they are registered
     wire = Wire("bench-source", "bench", memory, [], scratch)
-    pipe.send(wire.access)
+    pipe.send((wire.access, wire.detail))
     while not pipe.poll(IDLE_TICK_S):
         wire.progress()
 
@@ -130,7 +130,11 @@ def compare() -> None:
     pipe, theirs = context.Pipe()
     source = context.Process(target=lend, args=(theirs,), daemon=True)
     source.start()
-    measured = ways(pipe.recv())
+    theirs.close()  # so that a source that ends ends the wait for it
+    access, detail = pipe.recv()
+    if not access:
+        sys.exit(detail)
+    measured = ways(access)
     gb = MOVED_BLOCKS * LAYOUT.block_bytes / 1e9
     rates: dict[str, list[float]] = {name: [] for name in measured}
     for _ in range(ROUNDS + 1):
@@ -165,6 +169,8 @@ async def whole_plans(model_dir: Path) -> None:
         for number in range(ROUNDS):
             plan = CopyPlan(f"copy {number}", 1, Group(0, 2), None, chain, sources, 30.0, access)
             copied = await node.copy_blocks(plan)
+            if copied.failure is not None:
+                sys.exit(f"plan {number}: {copied.failure} after {len(copied.blocks)} blocks: {copied.detail}")
             size = f"{len(copied.blocks)} blocks, {copied.bytes / 1e6:.0f} MB"
             rate = f"{copied.bytes / copied.seconds / 1e9:.2f} GB/s"
             sys.stdout.write(f"plan {number}: {size}, {copied.seconds * 1e3:.1f} ms, {rate}\n")

@@ -48,6 +48,7 @@ def capacity(
     """
     from rich.console import Console
 
+    from cli.files import whole
     from cli.profiling.asking import numbers, refusals, worker_settings, write_json
     from cli.profiling.capacity import Order
     from cli.profiling.ramp import Goal
@@ -66,9 +67,11 @@ def capacity(
             windows=windows or WINDOWS[engine],
             seed=seed,
         )
-        found = _with_progress(order, errors)
-        profiled = with_capacities(known, {each.degree: each.share for each in found.ramps}, found)
-        write_json(profiled, out)
+        # Opened before anything is measured: a place that cannot be written to is to cost nobody minutes.
+        with whole(out) as file:
+            found = _with_progress(order, errors)
+            profiled = with_capacities(known, {each.degree: each.share for each in found.ramps}, found)
+            write_json(profiled, file)
     if as_json:
         print(profiled.model_dump_json())
         return

@@ -28,6 +28,7 @@ def fit(
     """Fit the cost model to a profile in both forms, the paper's and the one with g(C-1), and compare them."""
     from rich.console import Console
 
+    from cli.files import whole
     from cli.invocation import command
     from cli.profiling.asking import refusals, write_json
     from cli.profiling.document import read_profile
@@ -48,7 +49,8 @@ def fit(
 
             draw(plot, profile.samples, chosen, other, f"{profile.model}, {profile.engine} engine, {profile.machine}")
         if out is not None:
-            write_json(found, out)
+            with whole(out) as opened:
+                write_json(found, opened)
     if as_json:
         print(found.model_dump_json())
         return

@@ -52,6 +52,7 @@ def profile(
     """
     from rich.console import Console
 
+    from cli.files import whole
     from cli.profiling.asking import numbers, refusals, worker_settings, write_json
     from cli.profiling.profiling import Order
 
@@ -68,8 +69,10 @@ def profile(
             budget_s=float("inf") if engine == "modelled" else budget_s,
             seed=seed,
         )
-        found, measured = _with_progress(order, console)
-        write_json(found, out)
+        # Opened before anything is measured: a place that cannot be written to is to cost nobody minutes.
+        with whole(out) as file:
+            found, measured = _with_progress(order, console)
+            write_json(found, file)
     if as_json:
         print(found.model_dump_json())
     _say(found, measured, out, console)

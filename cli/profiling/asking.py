@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import typer
 from pydantic import BaseModel, ValidationError
@@ -12,7 +12,6 @@ from rich.markup import escape
 
 from cli.commands.up import DEFAULT_MODEL
 from cli.embedded.data_dir import DataDir
-from cli.files import whole
 from cli.profiling.prefills import NotResident
 from cli.settings import CommandSettings
 from cli.terminal import reason
@@ -26,12 +25,12 @@ _N = TypeVar("_N", int, float)
 
 
 def numbers(option: str, text: str, kind: Callable[[str], _N]) -> tuple[_N, ...]:
-    """`"1,2,4"` as numbers. Errors: ValueError names the option."""
+    """`"1,2,4"` as numbers, each once. Errors: ValueError names the option."""
     parts = text.split(",")
     if len(parts) > NUMBERS_MAX:
         raise ValueError(f"{option}: {len(parts)} numbers; {NUMBERS_MAX} at most")
     try:
-        return tuple(map(kind, parts))
+        return tuple(dict.fromkeys(map(kind, parts)))
     except ValueError:
         raise ValueError(f"{option} {text[:80]!r}: give numbers separated by commas") from None
 
@@ -56,10 +55,9 @@ def worker_settings(engine: str, model: Path | None, degrees: tuple[int, ...], *
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def write_json(document: BaseModel, out: Path) -> None:
-    """Whole or not at all."""
-    with whole(out) as file:
-        file.write(document.model_dump_json(indent=1).encode() + b"\n")
+def write_json(document: BaseModel, file: BinaryIO) -> None:
+    """For people as well: a field to a line."""
+    file.write(document.model_dump_json(indent=1).encode() + b"\n")
 
 
 @contextmanager

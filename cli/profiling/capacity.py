@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from cli.profiling.document import Circumstances
+from cli.profiling.grid import check_degrees
 from cli.profiling.load import Request, Shape, requests_for, shapes
 from cli.profiling.node import Node, circumstances, run_on_node
 from cli.profiling.prefills import Prefills
@@ -52,6 +53,7 @@ def measured(order: Order, told: Callable[[int, Trial], None]) -> CapacityEviden
 
     async def work(node: Node) -> CapacityEvidence:
         limits = node.limits
+        check_degrees(limits, order.degrees)
         # Half the memory of the smallest worker is the prefix's, and the other half the prompt's that runs.
         longest = limits.prompt_tokens(min(order.degrees)) // 2
         known = shapes(order.rows, longest, limits.block_tokens)

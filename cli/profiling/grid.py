@@ -31,6 +31,12 @@ class Limits(NamedTuple):
         return min(self.prompt_tokens_max, degree * self.blocks_per_rank * self.block_tokens)
 
 
+def check_degrees(limits: Limits, degrees: Sequence[int]) -> None:
+    """Errors: ValueError names those that the engine lacks."""
+    if unknown := set(degrees) - set(limits.degrees):
+        raise ValueError(f"--degrees {sorted(unknown)}: this engine has {list(limits.degrees)}")
+
+
 def default_lengths(limits: Limits) -> tuple[int, ...]:
     """Doubling from `SHORTEST` to what the widest worker takes; the least length there is for a model with less context."""
     longest = max(map(limits.prompt_tokens, limits.degrees))
@@ -46,8 +52,7 @@ def rows(limits: Limits, degrees: Sequence[int], lengths: Iterable[int], hits: S
     A hit is cut to whole blocks, and at least one token is computed; shapes that become equal are measured once.
     Errors: ValueError names the option and its limit.
     """
-    if unknown := set(degrees) - set(limits.degrees):
-        raise ValueError(f"--degrees {sorted(unknown)}: this engine has {list(limits.degrees)}")
+    check_degrees(limits, degrees)
     if bad := [hit for hit in hits if not 0 <= hit < 1]:
         raise ValueError(f"--hit-ratios {bad[0]}: must be in [0, 1)")
     lengths = sorted(set(lengths))

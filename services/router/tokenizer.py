@@ -163,7 +163,7 @@ def _json(path: Path, *, needed: bool = True) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadModelDirectory(f"{path}: {error}") from error
     if not isinstance(content, dict):
         raise BadModelDirectory(f"{path}: an object is needed")

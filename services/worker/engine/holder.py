@@ -12,12 +12,14 @@ from shared.contracts.ids import BlockId
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One slot of one rank: equal to itself alone. `block` is None in a free slot and in one whose content has no id (yet)."""
+    """One slot of one rank: equal to itself alone. `block` is None in a free slot and in one whose content has no id (yet).
+    `used` counts up and says when the slot was last let go."""
 
     rank: int
     index: int
     generation: int = 0
     pins: int = 0
+    used: int = 0
     block: BlockId | None = None
     parent: BlockId | None = None
     depth: int = 0
@@ -32,10 +34,11 @@ class Holder:
 
     @classmethod
     def of(cls, slots: Iterable[Slot]) -> "Holder":
-        """The prefix-closed part of what lies in `slots`. Of two copies the pinned one is held: it stays longer."""
+        """The prefix-closed part of what lies in `slots`. Of two copies the one is held that stays longer: a pinned one, else the
+        one that was used last, as what hangs on the other would go with it."""
         holder = cls()
         copies = [slot for slot in slots if slot.block is not None]
-        for slot in sorted(copies, key=lambda slot: (slot.depth, -slot.pins)):
+        for slot in sorted(copies, key=lambda slot: (slot.depth, -slot.pins, -slot.used)):
             if slot.block not in holder.held and (slot.parent is None or slot.parent in holder.held):
                 holder.hold(slot)
         return holder

@@ -63,7 +63,7 @@ class KvCopies:
         """Take room for the blocks of a path below `parent` that the worker lacks, evicting if it must.
 
         Errors: OutOfBlocks if even eviction cannot make room; EngineError if the worker lacks the parent, the operation is
-        under way, or the group is no worker. After an error nothing has changed.
+        under way, or the group is no worker. After an error nothing has changed, but that the path above counts as used.
         """
         worker = self._slots.worker(group)
         if operation in self._installations:

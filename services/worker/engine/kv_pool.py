@@ -9,11 +9,12 @@ Rules:
     recorded, not derived: after a switch the rule no longer describes the blocks that were there before.
 3.  A worker *holds* a block that lies on one of its ranks and whose parent it holds too, as of the last `adopt` or
     `commit`. So holders are prefix-closed, and the longest match is the first gap in the chain.
-4.  `adopt` moves nothing. A merge makes the blocks of all its ranks usable together; of two copies one stays held. After
-    a split, blocks whose parents lie on the sibling's ranks are *stranded*: they keep their slots, are first to be
-    evicted, and are held again if a later merge brings their parents back.
-5.  Under pressure the least recently used block of the rank that lacks room goes, together with its descendants, deepest
-    first. A block is never used later than its parent, so everything that goes was used no later than the victim.
+4.  `adopt` moves nothing. A merge makes the blocks of all its ranks usable together; of two copies the one that was used
+    last stays held. After a split, blocks whose parents lie on the sibling's ranks are *stranded*: they keep their slots, are
+    first to be evicted, and are held again, with the age that they have, if a later merge brings their parents back.
+5.  Under pressure the least recently used block of the rank that lacks room goes, a leaf before its parents, and with it its
+    descendants on other ranks, deepest first. A block is used no later than its parent, so what goes was used no later than the
+    victim (but where requests pinned both copies of a block when their workers were merged).
 6.  Whole blocks get an id when they are committed. A prompt's partial last block never has one: it is the request's own
     and is free again when the request is released.
 7.  Copies between workers keep the same rules: see `kv_copies`.
@@ -98,7 +99,7 @@ class KvPool:
 
         Errors: OutOfBlocks if even eviction cannot make room, EngineError if the request is finished and pinned, if its
         prompt or worker is another one than when it was begun, or if the group is no worker. After an error nothing has
-        changed.
+        changed, but that what there is of the prompt counts as used.
         """
         worker = self._slots.worker(group)
         if request in self._unfinished:

@@ -27,10 +27,12 @@ class KvSlots:
         self.blocks_per_rank = blocks_per_rank
         self._slots = [[Slot(rank, index) for index in range(blocks_per_rank)] for rank in range(ranks)]
         self._free = [list(reversed(slots)) for slots in self._slots]
-        # Cached slots only, least recently used first: an eviction finds its victim without looking at pinned slots.
+        # Cached slots only, those that nobody holds first, then the least recently used: an eviction finds its victim without
+        # looking at pinned slots.
         self._unpinned: list[OrderedDict[int, Slot]] = [OrderedDict() for _ in range(ranks)]
         # Every slot that has the block, held or stranded: of two copies of a block either may be read.
         self._copies: defaultdict[BlockId, list[Slot]] = defaultdict(list)
+        self._now = 0
         self._workers: dict[Group, Holder] = {}
         self._group_of: list[Group] = []
         self._holder_of: list[Holder] = []
@@ -49,9 +51,9 @@ class KvSlots:
         self._group_of = [group for group in groups for _ in group.ranks]
         self._holder_of = [self._workers[group] for group in self._group_of]
         self.evicted = {group: [] for group in groups}
-        for unpinned in self._unpinned:
-            for slot in [slot for slot in unpinned.values() if not self._is_held(slot)]:
-                unpinned.move_to_end(slot.index, last=False)
+        for rank, unpinned in enumerate(self._unpinned):
+            in_turn = sorted(unpinned.values(), key=lambda slot: (self._is_held(slot), slot.used, -slot.depth))
+            self._unpinned[rank] = OrderedDict((slot.index, slot) for slot in in_turn)
 
     def worker(self, group: Group) -> Holder:
         """EngineError if the group is no worker of this epoch."""
@@ -170,6 +172,7 @@ class KvSlots:
     def unpin(self, slots: Sequence[Slot]) -> None:
         """Parents first in `slots`; they are let go deepest first, so that on every rank a parent counts as used later than
         its children. A slot whose content never got an id is free at once."""
+        self._now += 1
         for slot in reversed(slots):
             slot.pins -= 1
             if slot.pins:
@@ -177,6 +180,7 @@ class KvSlots:
             if slot.block is None:
                 self._clear(slot)
                 continue
+            slot.used = self._now
             unpinned = self._unpinned[slot.rank]
             unpinned[slot.index] = slot
             # `_is_held`, without its two calls for every block of every prompt.

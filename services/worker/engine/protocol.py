@@ -43,7 +43,7 @@ from shared.contracts.ids import BlockId, RequestId
 from shared.model.blocks import Tokens
 from shared.model.lattice import Composition, Group
 
-STEP_ITEMS_MAX = 64  # short prompts are worth packing until they fill the ranks, and a few dozen do
+STEP_ITEMS_MAX = 64
 """Requests in one step. Short prompts are worth packing until they fill the ranks, and a few dozen do."""
 
 

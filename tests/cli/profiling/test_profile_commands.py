@@ -108,6 +108,21 @@ def test_what_is_wrong_with_an_order_is_one_line(tmp_path: Path, words: tuple[st
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("verb", ["profile", "capacity"])
+def test_a_place_that_cannot_be_written_to_is_found_out_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    def measured(*_: object) -> None:
+        raise AssertionError("nothing can be kept of it")
+
+    monkeypatch.setattr("cli.profiling.profiling.run_on_node", measured)
+    monkeypatch.setattr("cli.profiling.capacity.run_on_node", measured)
+    coefficients = () if verb == "profile" else ("qwen3_30b_a3b_h20",)
+    done = typed(verb, *coefficients, "--engine", "modelled", "-o", tmp_path / "nowhere" / "out.json")
+    assert done.exit_code == 2, done.output
+    assert "No such file or directory" in done.stderr
+
+
 def test_a_bad_profile_and_a_bad_picture_are_one_line(tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text(profile_of().model_dump_json().replace('"version":1', '"version":7'))

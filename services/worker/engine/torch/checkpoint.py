@@ -19,6 +19,9 @@ LENGTH_BYTES = 8
 HEADER_BYTES_MAX = 100_000_000
 """The format's own limit."""
 
+NOT_AS_WRITTEN = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What comes of reading JSON that is none, is something else than we take it for, or is nested without end."""
+
 NAMED_MAX = 3
 """Names in a message; a checkpoint has thousands."""
 
@@ -52,7 +55,7 @@ def _weight_map(index: Path) -> Mapping[str, str]:
         weight_map: Mapping[str, str] = json.loads(index.read_bytes())["weight_map"]
         if weight_map and all(Path(name).name == name for name in weight_map.values()):
             return weight_map
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, *NOT_AS_WRITTEN) as error:
         raise EngineError(f"{index}: not readable as an index ({error!r})") from error
     raise EngineError(f"{index}: weight_map must name files of its own directory")
 
@@ -69,7 +72,7 @@ def tensor_names(file: Path) -> set[str]:
         tensors: dict[str, Any] = json.loads(header)
         tensors.pop("__metadata__", None)
         end = LENGTH_BYTES + header_bytes + max((each["data_offsets"][1] for each in tensors.values()), default=0)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except NOT_AS_WRITTEN as error:
         raise EngineError(f"{file}: not a safetensors file: its header cannot be read ({error!r})") from error
     if size != end:
         raise EngineError(f"{file}: has {size} bytes, but its header describes {end}; copy it again")

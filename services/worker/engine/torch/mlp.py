@@ -2,7 +2,7 @@
 
 Every rank has all experts: a token's experts are a function of the token alone, so neither degree nor companions change them.
 
-Shapes: T tokens · E hidden · X experts · K experts per token.
+Shapes: T tokens · E hidden · X experts · K experts per token · N = T × K.
 """
 
 import torch
@@ -41,12 +41,18 @@ class ExpertMlp:
         shares_TK, chosen_TK = probabilities_TX.topk(self._per_token)
         if self._normalised:
             shares_TK = shares_TK / shares_TK.sum(-1, keepdim=True)
-        shares_TK = shares_TK.to(x_TE.dtype)
+        shares_N = shares_TK.to(x_TE.dtype).flatten()
+        chosen_N, order_N = chosen_TK.flatten().sort(stable=True)
+        experts = torch.arange(len(self._experts), device=x_TE.device)
+        # The layer's one wait for a GPU: what is looked up for each expert by itself waits for each.
+        ends = torch.searchsorted(chosen_N, experts, right=True).tolist()
         out_TE = torch.zeros_like(x_TE)
         # In the order of their ids: a sum in another order would differ in its last bits.
-        for expert in sorted(set(chosen_TK.flatten().tolist())):
-            rows, places = (chosen_TK == expert).nonzero(as_tuple=True)
-            out_TE.index_add_(0, rows, self._experts[expert](x_TE[rows]) * shares_TK[rows, places, None])
+        for expert, start, end in zip(self._experts, (0, *ends), ends, strict=False):
+            if start < end:
+                own_N = order_N[start:end]
+                rows = own_N // self._per_token
+                out_TE.index_add_(0, rows, expert(x_TE[rows]) * shares_N[own_N, None])
         return out_TE
 
 

@@ -66,7 +66,7 @@ def read_config(model_dir: Path) -> ModelConfig:
     """The directory's model. EngineError names the file or field that is missing or unsupported."""
     try:
         config = json.loads((model_dir / "config.json").read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EngineError(f"model_dir {model_dir}: no readable config.json ({error})") from error
     if not isinstance(config, dict):
         raise EngineError(f"model_dir {model_dir}: config.json is no JSON object")

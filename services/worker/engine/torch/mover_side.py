@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import structlog
+
 from services.worker.engine.protocol import EngineDied, EngineError
 from services.worker.engine.slot_ref import SlotRef
 from services.worker.engine.torch.kv_layout import ContextLayout
@@ -75,6 +77,8 @@ class MoverSide:
         self._starting, self._ending = asyncio.Lock(), asyncio.Lock()
         self._mover: RankProcess | None = None
         self._lent: set[str] = set()
+        self._unreadable = ""
+        self._logger = structlog.get_logger(component="torch-engine")
 
     # --- the process
 
@@ -178,10 +182,13 @@ class MoverSide:
     # --- what is lent
 
     async def access(self) -> bytes:
-        """How other nodes read this one; empty if they cannot. Errors: those of `ready`."""
+        """How other nodes read this one; empty if they cannot, and then the log says why, once. Errors: those of `ready`."""
         mover = await self.ready()
         reachable = await self._answer(mover, Reach(next(self._numbers)), ANSWER_LIMIT_S)
         assert isinstance(reachable, Reachable), f"Reach is answered by Reachable, not {reachable.kind}"
+        if reachable.detail and reachable.detail != self._unreadable:
+            self._logger.warning("other nodes cannot read the KV of this one", reason=reachable.detail)
+        self._unreadable = reachable.detail
         return reachable.access.encode()
 
     async def checksums(self, slots: Sequence[SlotRef]) -> dict[SlotRef, int]:

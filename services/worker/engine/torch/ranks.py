@@ -63,6 +63,7 @@ class Ranks:
         try:
             async with asyncio.timeout(limit_s) as self._start_limit:
                 await self._spawn(zygote)
+                self._watch = asyncio.create_task(self._watch_hangs())
                 begun = await asyncio.gather(*(rank.ask(self._begin(rank, meeting)) for rank in self._processes))
                 if self._settings.gpus:
                     await self._attach(begun)
@@ -72,7 +73,6 @@ class Ranks:
             self._start_limit = None
             # The groups exist and are connected by now; nobody meets here again.
             shutil.rmtree(meeting, ignore_errors=True)
-        self._watch = asyncio.create_task(self._watch_hangs())
 
     @property
     def starting(self) -> str:
@@ -147,26 +147,37 @@ class Ranks:
             await rank.close()
 
     async def _watch_hangs(self) -> None:
+        """At the start each rank owes an answer of its own and may sleep until the others have come as far: only one that was
+        stopped is known to hang then, and `start_timeout_s` is for everything else."""
         while self.lost is None:
             await asyncio.sleep(WATCH_S)
-            if (reason := self._still() or self._silent()) is not None:
+            still = self._still()
+            reason = self._stopped(still)
+            if self._start_limit is None:
+                reason = reason or self._asleep(still) or self._silent()
+            if reason is not None:
                 self.lose(reason)
 
-    def _still(self) -> str | None:
-        """Ranks that owe the answer to the same command wait for each other, so one of them that is active clears them all.
-        None of them is: then one that was stopped is to blame, else all are named."""
-        still_looks = {rank: rank.look() for rank in self._processes}
+    def _still(self) -> set[RankProcess]:
+        """Ranks that have owed an answer and not run for `hung_s`."""
+        looks = {rank: rank.look() for rank in self._processes}
+        return {rank for rank, still_looks in looks.items() if still_looks >= self._settings.hung_s / WATCH_S}
+
+    def _stopped(self, still: set[RankProcess]) -> str | None:
+        """By a signal, or by a debugger: whatever its peers do meanwhile, they will have to wait for it."""
+        return self._hangs([rank for rank in self._processes if rank in still and rank.stopped], "stopped")
+
+    def _asleep(self, still: set[RankProcess]) -> str | None:
+        """Ranks that owe the answer to the same command wait for each other, so one of them that is active clears them all."""
         waiting: dict[int, list[RankProcess]] = defaultdict(list)
         for rank in self._processes:
             for number in rank.owed:
                 waiting[number].append(rank)
-        limit_looks = self._settings.hung_s / WATCH_S
-        for ranks in waiting.values():
-            if min(still_looks[rank] for rank in ranks) >= limit_looks:
-                blamed = [rank for rank in ranks if rank.stopped] or ranks
-                names = ", ".join(f"rank {rank.rank} (pid {rank.pid})" for rank in blamed)
-                return f"{names} hangs: {'stopped' if blamed[0].stopped else 'asleep'} for {self._settings.hung_s:g} s"
-        return None
+        return self._hangs(next((ranks for ranks in waiting.values() if still.issuperset(ranks)), []), "asleep")
+
+    def _hangs(self, blamed: Sequence[RankProcess], how: str) -> str | None:
+        names = ", ".join(f"rank {rank.rank} (pid {rank.pid})" for rank in blamed)
+        return f"{names} hangs: {how} for {self._settings.hung_s:g} s" if blamed else None
 
     def _silent(self) -> str | None:
         limits = ((self.prefill, self._settings.step_timeout_s), (self.decode, self._settings.token_timeout_s))

@@ -32,7 +32,8 @@ class TorchSettings:
     and the agent waits for a step boundary first."""
     hung_s: float = 3.0
     """Ranks that owe an answer and all this time neither run, nor wait for a processor or a disk, are hung: no guess of what
-    a step should take is in it, so it is the same on every machine."""
+    a step should take is in it, so it is the same on every machine. One that was stopped by a signal is hung whatever the
+    others do; at the start, where they may sleep until it comes, it alone is."""
     step_timeout_s: float = 600.0
     """A prefill rank that is busy with one answer for this long counts as hung. A last resort: the agent, who knows what a
     step should take, loses patience earlier; a prompt of the whole context takes minutes where ranks share few cores."""

@@ -67,7 +67,7 @@ class Peer:
 
 
 class Wire:
-    """Without NIXL, `access` is empty and nothing can be reached; `detail` says so."""
+    """Without NIXL, or where it does not work, `access` is empty and nothing can be reached; `detail` says why."""
 
     def __init__(
         self, name: str, model: str, memory: KvMemory, contexts: Sequence[tuple[Base, int]], scratch: torch.Tensor
@@ -82,7 +82,10 @@ class Wire:
         try:
             from nixl_cu12 import _bindings as nixl
             from nixl_cu12._api import nixl_agent, nixl_agent_config
-        except ImportError:
+        except ModuleNotFoundError:
+            return
+        except ImportError as error:
+            self.detail = f"nixl-cu12 is installed and cannot be loaded: {error}"
             return
         self._errors = (
             nixl.nixlBackendError,
@@ -94,16 +97,16 @@ class Wire:
             nixl.nixlUnknownError,
         )
         layout = memory.layout
-        agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
         generations = [(base, layout.slots_offset, 0, "") for base in memory.generation_bases]
         slots = [(base.address, layout.slots_bytes, base.device, "") for base in memory.slot_bases]
         others = [(base.address, size, base.device, "") for base, size in contexts]
         ours = (scratch.data_ptr(), scratch.numel() * scratch.element_size(), 0, "")
         try:
+            agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
             agent.register_memory([*generations, ours], mem_type="DRAM")
             agent.register_memory([*slots, *others], mem_type=self.memory)
         except self._errors as error:
-            self.detail = f"the pools cannot be registered with NIXL as {self.memory}: {error}"
+            self.detail = f"NIXL does not start here, or cannot register the pools as {self.memory}: {error}"
             return
         self._agent = agent
         metadata = agent.get_agent_metadata().hex()

@@ -7,7 +7,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from services.worker.engine.kv_pool import SlotRef
+from services.worker.engine.holder import Slot
+from services.worker.engine.kv_slots import ref_of
+from services.worker.engine.slot_ref import SlotRef
 from services.worker.engine.torch.engine import TorchEngine
 
 
@@ -48,14 +50,16 @@ class Pools:
 
     def retained(self) -> dict[SlotRef, bytes]:
         """Of every slot that is not free: the digest of its content."""
-        pool = self._engine._pool
-        refs = (
-            SlotRef(slot.rank, slot.index, slot.generation)
-            for slots in pool._slots._slots
-            for slot in slots
-            if slot.pins or slot.block is not None
-        )
-        return {ref: self.digest(ref) for ref in refs}
+        return {
+            ref_of(slot): self.digest(ref_of(slot)) for slot in self._slots() if slot.pins or slot.block is not None
+        }
+
+    def blocks(self) -> dict[SlotRef, bytes]:
+        """The same of every slot with a whole block, which nobody but an eviction takes away."""
+        return {ref_of(slot): self.digest(ref_of(slot)) for slot in self._slots() if slot.block is not None}
+
+    def _slots(self) -> list[Slot]:
+        return [slot for slots in self._engine._pool._slots._slots for slot in slots]
 
     def of(self, request: str) -> list[bytes]:
         """Of each of the request's blocks, in order."""

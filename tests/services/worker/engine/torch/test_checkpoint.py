@@ -81,7 +81,9 @@ def test_a_tensor_that_is_not_where_the_index_says_is_named(sharded: Path) -> No
         ('{"weight_map": []}', "must name files of its own directory"),
         ('{"weight_map": {"a": "../model.safetensors"}}', "must name files of its own directory"),
         ('{"weight_map": {"a": 1}}', "not readable as an index"),
+        ("[" * 100_000, "not readable as an index"),
     ],
+    ids=["half", "list", "no map", "another directory", "no name", "nested without end"],
 )
 def test_a_broken_index_is_named(sharded: Path, content: str, message: str) -> None:
     (sharded / INDEX).write_text(content)
@@ -97,7 +99,9 @@ def test_a_broken_index_is_named(sharded: Path, content: str, message: str) -> N
         (b"\x02" + 7 * b"\0" + b"[]", "its header cannot be read"),
         (b"\x02" + 7 * b"\0" + b"{]", "its header cannot be read"),
         (b"\x0a" + 7 * b"\0" + b'{"a": {}} ', "its header cannot be read"),
+        ((100_000).to_bytes(8, "little") + b"[" * 100_000, "its header cannot be read"),
     ],
+    ids=["a pointer", "nothing", "list", "half", "no places", "nested without end"],
 )
 def test_a_file_that_is_something_else_is_named(tmp_path: Path, content: bytes, message: str) -> None:
     write_tiny_model(tmp_path, "llama")
@@ -143,19 +147,38 @@ def test_the_rank_that_is_furthest_behind_says_how_far_the_start_is() -> None:
     assert [each["percent"] for each in logs] == [100], "a model that is read in a second is no news before"
 
 
-async def test_a_start_that_gets_no_further_says_where_it_stopped(tiny_qwen3: Path, zygote: Zygote) -> None:
+@pytest.fixture
+async def warm(tiny_qwen3: Path, zygote: Zygote) -> TorchSettings:
+    """Of two prefill ranks and a decode rank. The zygote takes its time to load torch: that is over."""
     settings = TorchSettings(tiny_qwen3, prefill_ranks=2, blocks_per_rank=4)
     first = TorchEngine(settings, zygote)
-    await first.start()  # the zygote takes its time to load torch
+    await first.start()
     await first.close()
-    engine = TorchEngine(replace(settings, start_timeout_s=2.0), zygote)
+    return settings
+
+
+async def stopped_in_the_start(engine: TorchEngine, rank: int) -> "asyncio.Task[None]":
+    """At the very turn of the loop that has begun the last rank: none is ready before it is stopped."""
     starting = asyncio.create_task(engine.start())
-    # At the very turn of the loop that has begun the last rank: it must not be ready before it is stopped.
     while len(engine._ranks._processes) < 3:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    os.kill(engine._ranks._processes[-1].pid, signal.SIGSTOP)
-    try:
-        with pytest.raises(EngineError, match=r"ranks: .*, and no progress for 2 s"):
-            await starting
-    finally:
-        await engine.close()
+    os.kill(engine._ranks._processes[rank].pid, signal.SIGSTOP)
+    return starting
+
+
+async def test_a_start_that_gets_no_further_says_where_it_stopped(warm: TorchSettings, zygote: Zygote) -> None:
+    engine = TorchEngine(replace(warm, start_timeout_s=2.0, hung_s=3600), zygote)
+    with pytest.raises(EngineError, match=r"ranks: .*, and no progress for 2 s"):
+        await (await stopped_in_the_start(engine, 2))
+    assert engine.health().ranks_alive == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+async def test_a_rank_that_is_stopped_in_the_start_ends_it(warm: TorchSettings, zygote: Zygote, rank: int) -> None:
+    """Long before the start's limit, and whether the others wait for it, as prefill ranks do for each other, or not."""
+    engine = TorchEngine(replace(warm, start_timeout_s=3600, hung_s=0.5), zygote)
+    starting = await stopped_in_the_start(engine, rank)
+    pid = engine._ranks._processes[rank].pid
+    with pytest.raises(EngineError, match=rf"^rank {rank} \(pid {pid}\) hangs: stopped for 0.5 s$"):
+        await starting
+    assert engine.health().ranks_alive == 0

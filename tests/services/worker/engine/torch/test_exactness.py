@@ -274,9 +274,11 @@ async def test_prompts_in_chunks_are_those_of_the_references(
     assert worst <= 2 * worst_transformers, f"off by {worst:.2e}, transformers by {worst_transformers:.2e}"
 
 
-@pytest.mark.parametrize("degree", [1, 2, 4, 8])
-async def test_equal_cold_prefills_are_bitwise_equal(degree: int, tiny_qwen3: Path, probing: Probing) -> None:
-    async with probing(tiny_qwen3) as prober:
+@pytest.mark.parametrize(("name", "degree"), [("qwen3", 1), ("qwen3", 2), ("qwen3", 4), ("qwen3", 8), ("qwen3_moe", 4)])
+async def test_equal_cold_prefills_are_bitwise_equal(
+    name: str, degree: int, request: pytest.FixtureRequest, probing: Probing
+) -> None:
+    async with probing(request.getfixturevalue(f"tiny_{name}")) as prober:
         await prober.adopt(*(8 // degree * (degree,)))
         groups = (Group(0, degree), Group(8 - degree, degree))
         for length in (5, 100, 301):

@@ -113,6 +113,9 @@ def test_refuses_experts_that_cannot_be(tmp_path: Path, changes: dict[str, Any],
 def test_refuses_a_directory_that_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"no readable config\.json"):
         read_config(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(EngineError, match=r"no readable config\.json"):
+        read_config(tmp_path)
     write_tiny_model(tmp_path, "qwen3")
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(EngineError, match=r"holds neither model\.safetensors nor"):

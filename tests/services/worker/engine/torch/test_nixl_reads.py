@@ -2,14 +2,16 @@
 
 import multiprocessing
 import os
+import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
 
 from services.worker.engine.torch.kv_layout import KvLayout
 from services.worker.engine.torch.kv_memory import KvMemory
-from services.worker.engine.torch.wire import Piece, Unreachable, Wire
+from services.worker.engine.torch.wire import NOT_INSTALLED, Piece, Unreachable, Wire
 
 nixl = pytest.importorskip("nixl_cu12._api")
 
@@ -71,3 +73,24 @@ def test_a_read_from_a_dead_node_holds_nothing_or_says_that_it_may_write(
         read(wire, memory, access)
     assert len(released) == 1
     assert failed.value.writing is not called_back
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("ModuleNotFoundError('no module')", NOT_INSTALLED),
+        ("ImportError('libcudart.so.12: cannot open')", "cannot be loaded: libcudart.so.12: cannot open"),
+    ],
+)
+def test_a_node_without_nixl_reaches_nobody_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: str, said: str
+) -> None:
+    (tmp_path / "nixl_cu12").mkdir()
+    (tmp_path / "nixl_cu12" / "__init__.py").write_text(f"raise {error}")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "nixl_cu12"]:
+        monkeypatch.delitem(sys.modules, name)
+    wire = Wire("reader", "test", pool(0.0), [], torch.zeros(1, dtype=torch.int64))
+    assert wire.access == ""
+    with pytest.raises(Unreachable, match=said):
+        wire.peer("anybody")
