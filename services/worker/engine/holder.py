@@ -34,8 +34,8 @@ class Holder:
 
     @classmethod
     def of(cls, slots: Iterable[Slot]) -> "Holder":
-        """The prefix-closed part of what lies in `slots`. Of two copies the one is held that stays longer: a pinned one, else the
-        one that was used last, as what hangs on the other would go with it."""
+        """The prefix-closed part of what lies in `slots`. Of two copies the one is held that stays longer: a pinned one, else
+        the one that was used last, because what hangs on it goes with it."""
         holder = cls()
         copies = [slot for slot in slots if slot.block is not None]
         for slot in sorted(copies, key=lambda slot: (slot.depth, -slot.pins, -slot.used)):

@@ -63,7 +63,7 @@ class Coming:
 
 @dataclass
 class PoolModel:
-    """Of `ranks` × `blocks_per_rank` slots. `evicted`: blocks that had to make room, and their parents, until they are taken."""
+    """Of `ranks` × `blocks_per_rank` slots. `evicted` are blocks that had to make room, and their parents, until taken."""
 
     ranks: int
     blocks_per_rank: int
