@@ -169,7 +169,7 @@ def _holdings(workers: list[WorkerId], nodes: int) -> Callable[[WorkerId], Itera
 
 
 def _path(state: State, block: BlockId) -> list[BlockId]:
-    return state.trie.path(state.trie.nodes[block])
+    return state.trie.nodes[block].path
 
 
 def _access(state: State, blocks: list[BlockId]) -> None:

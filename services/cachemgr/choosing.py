@@ -191,7 +191,7 @@ def _above(candidates: Iterable[Candidate]) -> set[tuple[BlockId, int]]:
 
 def _destination(view: View, candidate: Candidate, missing_us: int | None = None) -> Destination | None:
     """`missing_us` is what a missing block weighs against what waits there; None lets the blocks decide first."""
-    path = view.trie.path(candidate.node)
+    path = candidate.node.path
     matched = view.holders.matched(path)
     found = []
     for worker in view.of_degree(candidate.degree):

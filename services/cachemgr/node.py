@@ -66,6 +66,11 @@ class Node:
         """The scan at which it was last asked for, or else planted."""
         return self.born if self.statistics is None else self.statistics.stamp
 
+    @property
+    def path(self) -> list[BlockId]:
+        """The blocks from the root to this one."""
+        return [each.block for each in self.upwards()][::-1]
+
     def upwards(self) -> Iterator["Node"]:
         """The node, its parent, … the root."""
         above: Node | None = self
@@ -135,3 +140,14 @@ def power(decay: float, scans: int) -> float:
         square *= square
         scans >>= 1
     return result
+
+
+class Factors(dict[int, float]):
+    """What a statistic as of each scan has faded to at `scan`: most of many nodes were asked for at the same few."""
+
+    def __init__(self, decay: float, scan: int) -> None:
+        self._decay, self._scan = decay, scan
+
+    def __missing__(self, stamp: int) -> float:
+        found = self[stamp] = power(self._decay, self._scan - stamp)
+        return found

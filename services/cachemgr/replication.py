@@ -150,7 +150,7 @@ def request(operations: Operations, trie: Trie, holders: Holders, pool: Pool, wi
         return []
     if not pool.schedulable(destination) or holders.index.holds(wish.destination, wish.z):
         return []
-    first_depth = holders.matched(trie.path(node)).get(wish.destination, 0)
+    first_depth = holders.matched(node.path).get(wish.destination, 0)
     return [
         ReplicationRequested(
             operation=wish.operation,
@@ -179,7 +179,7 @@ def order(operation: Operation, trie: Trie, term: int) -> Copy | None:
     node = trie.nodes.get(BlockId(asked.z))
     if operation.copied_ns is not None or node is None:
         return None
-    path = trie.path(node)
+    path = node.path
     return Copy(
         term=term,
         operation=asked.operation,

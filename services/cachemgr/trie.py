@@ -17,16 +17,18 @@ cost lost for want of the node (`regret.py`), and `seen` counts requests whose p
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
 
 from services.cachemgr.node import (
     COLD,
     INDEX,
     NO_DEMAND,
+    NOWHERE,
     Candidate,
     Candidates,
     Demand,
+    Factors,
     Node,
     Statistics,
     decayed,
@@ -69,16 +71,17 @@ class Trie:
     def held(self, worker: WorkerId, parent: BlockId | None, blocks: Sequence[BlockId]) -> None:
         """A worker of a known degree holds more blocks, each the parent of the next."""
         index = INDEX[self.degrees[worker]]
-        for block in blocks:
-            node = self.nodes.get(block) or self._plant(block, parent)
-            if not any(node.replicas):
-                self._holderless.pop(block, None)
-                self._first_holder(node)
+        above = self.nodes[parent] if parent is not None else None
+        for at, block in enumerate(blocks):
+            node = self.nodes.get(block)
+            if node is None or not any(node.replicas):
+                self._first_held(index, above, blocks[at:])
+                break
             self._pairs += not node.replicas[index]
             node.replicas = with_more(node.replicas, index, 1)
             if node.replicas[index] > 1:
                 self._tips.recounted(node)
-            parent = block
+            above = node
         self.copies += len(blocks)
 
     def dropped(self, worker: WorkerId, blocks: Sequence[BlockId]) -> None:
@@ -153,10 +156,6 @@ class Trie:
                 high = middle - 1
         return low
 
-    def path(self, node: Node) -> list[BlockId]:
-        """The blocks from the root to `node`."""
-        return [each.block for each in node.upwards()][::-1]
-
     @property
     def warm(self) -> bool:
         """Whether any statistic may still be above 0."""
@@ -166,15 +165,12 @@ class Trie:
         """Algorithm 2's lists now, in no order."""
         inter, intra, kept = [], [], 0
         limits = self._limits
-        for node in self._hot.values():
-            assert node.statistics is not None, "a hot node was asked for"
-            factor = self._factor(node.statistics)
-            demand = zip(DEGREES, node.replicas, node.statistics.access, node.statistics.missed, strict=True)
-            for degree, replicas, access, missed in demand:
+        for node, told, factor in self._faded(self._hot):
+            for degree, replicas, access, missed in zip(DEGREES, node.replicas, told.access, told.missed, strict=True):
                 if replicas:
-                    if access * factor > replicas * limits.intra:
-                        intra.append(Candidate(node, degree, replicas, access * factor / replicas))
-                    kept += access * factor >= replicas * limits.reclaim
+                    if (now := access * factor) > replicas * limits.intra:
+                        intra.append(Candidate(node, degree, replicas, now / replicas))
+                    kept += now >= replicas * limits.reclaim
                 elif missed * factor > limits.inter:
                     inter.append(Candidate(node, degree, 0, missed * factor))
         return Candidates(inter, intra, self._pairs - kept)
@@ -182,12 +178,10 @@ class Trie:
     def regretted(self, seen_min: float) -> list[Candidate]:
         """Every (z, C) whose missed cost is worth a copy, held at C or not, of nodes seen at least so often. In no order."""
         found = []
-        for node in self._hot.values():
-            assert node.statistics is not None, "a hot node was asked for"
-            factor = self._factor(node.statistics)
-            if node.statistics.seen * factor < seen_min:
+        for node, told, factor in self._faded(self._hot):
+            if told.seen * factor < seen_min:
                 continue
-            for degree, replicas, missed in zip(DEGREES, node.replicas, node.statistics.missed, strict=True):
+            for degree, replicas, missed in zip(DEGREES, node.replicas, told.missed, strict=True):
                 if missed * factor > self._limits.inter:
                     found.append(Candidate(node, degree, replicas, missed * factor))
         return found
@@ -214,30 +208,33 @@ class Trie:
         # Where scans were dropped from the log it jumps, but never back.
         self.scan = max(scan, self.scan + 1)
         self._ceiling *= self._limits.decay
-        self._hot = {block: node for block, node in self._hot.items() if self._is_hot(node)}
+        self._hot = self._hot_among(self._hot)
 
     def retune(self, parameters: Parameters) -> None:
         """Other thresholds or another decay hold from here on. The one walk over all nodes; operators are rare."""
-        asked_for = {block: node for block, node in self.nodes.items() if node.statistics is not None}
-        for node in asked_for.values():
+        for node in [each for each in self.nodes.values() if each.statistics is not None]:
             self._settled(node)
         self._limits = limits_of(parameters)
-        self._hot = {block: node for block, node in asked_for.items() if self._is_hot(node)}
+        self._hot = self._hot_among(self.nodes)
 
     # --- inside
 
-    def _plant(self, block: BlockId, parent: BlockId | None) -> Node:
-        above = self.nodes[parent] if parent is not None else None
-        node = self.nodes[block] = Node(block, above, above.depth + 1 if above else 0, self.scan)
+    def _first_held(self, index: int, above: Node | None, blocks: Sequence[BlockId]) -> None:
+        """Nobody held these blocks, each the parent of the next, nor what is below them; the first is a child of `above`."""
         if above is not None:
-            above.children += 1
-        return node
-
-    def _first_holder(self, node: Node) -> None:
+            self._tips.remove(above)
+        replicas = with_more(NOWHERE, index, 1)
+        for block in blocks:
+            known = self.nodes.get(block)
+            node = self.nodes[block] = known or Node(block, above, above.depth + 1 if above else 0, self.scan)
+            self._holderless.pop(block, None)
+            node.replicas = replicas
+            if above is not None:
+                above.children += known is None
+                above.held_below += 1
+            above = node
+        self._pairs += len(blocks)
         self._tips.add(node)
-        if node.parent is not None:
-            node.parent.held_below += 1
-            self._tips.remove(node.parent)
 
     def _no_holder(self, node: Node) -> None:
         self._tips.remove(node)
@@ -267,9 +264,13 @@ class Trie:
         if len(self._recent) > RECENT_MAX:
             self._recent.popitem(last=False)
 
-    def _is_hot(self, node: Node) -> bool:
-        statistics = node.statistics
-        return statistics is not None and statistics.is_hot(self._factor(statistics), self._limits)
+    def _faded(self, nodes: Mapping[BlockId, Node]) -> Iterator[tuple[Node, Statistics, float]]:
+        """Those that were asked for, with what their statistics have faded by since."""
+        factors = Factors(self._limits.decay, self.scan)
+        return ((node, told, factors[told.stamp]) for node in nodes.values() if (told := node.statistics) is not None)
+
+    def _hot_among(self, nodes: Mapping[BlockId, Node]) -> dict[BlockId, Node]:
+        return {node.block: node for node, told, factor in self._faded(nodes) if told.is_hot(factor, self._limits)}
 
     # --- self-check
 
@@ -279,13 +280,12 @@ class Trie:
             held = Counter(INDEX[self.degrees[worker]] for worker in holders.index.holders(block))
             copies = tuple(held[index] for index in range(len(DEGREES)))
             assert node.replicas == copies, f"{block.hex()}: {node.replicas} replicas are counted, {copies} are held"
-            assert (node.parent is None) == (node.depth == 0), f"{block.hex()}: its depth is {node.depth}"
+            assert node.depth == (node.parent.depth + 1 if node.parent is not None else 0), f"{block.hex()}: its depth"
             if node.parent is not None:
                 assert self.nodes.get(node.parent.block) is node.parent, f"{block.hex()}: its parent is forgotten"
-                assert node.depth == node.parent.depth + 1, f"{block.hex()}: its depth is {node.depth}"
             assert (block in self._holderless) != any(copies), f"{block.hex()}: holderless or not?"
-            assert (block in self._hot) == self._is_hot(node), f"{block.hex()}: hot or not?"
             assert max(map(max, self.demand(node))) <= self._ceiling * (1 + 1e-9), f"{block.hex()}: above the ceiling"
+        assert self._hot == self._hot_among(self.nodes), "hot or not?"
         held_below = Counter(n.parent.block for n in self.nodes.values() if n.parent is not None and any(n.replicas))
         tips = {block for block, node in self.nodes.items() if any(node.replicas) and not held_below[block]}
         assert all(node.held_below == held_below[block] for block, node in self.nodes.items()), "held children"
