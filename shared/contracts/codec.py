@@ -1,6 +1,7 @@
 """Envelopes to bytes and back. JSON, so that a record can be read with any tool in twenty years."""
 
 import json
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -55,12 +56,14 @@ def decode_as_sent(raw: bytes) -> tuple[Envelope, int]:
     """`decode`, and the version in which the event was sent."""
     fields = _object(raw)
     _check_width(raw)
-    tag, sent_version, sent_data = (_required(fields, name, kind) for name, kind in _NEEDED_FIRST)
+    tag, sent_version, sent_data = fields.get("type"), fields.get("version"), fields.get("data")
+    if not (isinstance(tag, str) and isinstance(sent_version, int) and isinstance(sent_data, dict)):
+        raise BadEvent(_missing(fields))
     version, data = upcast(tag, sent_version, sent_data)
     if version != sent_version:
         raw = orjson.dumps({**fields, "version": version, "data": data})
     try:
-        event = _reader(EVENT_TYPES.get((tag, version), UnknownEvent)).model_validate_json(raw)
+        event = _reader(EVENT_TYPES.get((tag, version), UnknownEvent))(raw)
     except ValidationError as error:
         raise BadEvent(_first(error)) from None
     # What is read is an envelope like any other: equal ones are of one class.
@@ -69,9 +72,11 @@ def decode_as_sent(raw: bytes) -> tuple[Envelope, int]:
 
 
 @cache
-def _reader(data: type[EventData]) -> type[Envelope]:
-    """An envelope around data of one class: all of it is read in one go, without a Python object for each part in between."""
-    return create_model(Envelope.__name__, __base__=Envelope, data=(data, ...))
+def _reader(data: type[EventData]) -> Callable[[bytes], Envelope]:
+    """Reads an envelope around data of one class: all of it in one go, without a Python object for each part in between. It is
+    the validator itself, which `model_validate_json` takes a fifth of the time to come to."""
+    form: type[Envelope] = create_model(Envelope.__name__, __base__=Envelope, data=(data, ...))
+    return form.__pydantic_validator__.validate_json
 
 
 def decode_at(subject: str, raw: bytes) -> Envelope:
@@ -125,12 +130,12 @@ def _object(raw: bytes) -> dict[str, Any]:
     return fields
 
 
-def _required(fields: dict[str, Any], name: str, kind: type) -> Any:
-    value = fields.get(name)
-    if not isinstance(value, kind):
-        found = type(value).__name__ if name in fields else "nothing"
-        raise BadEvent(f"{name}: {kind.__name__} needed, got {found}")
-    return value
+def _missing(fields: dict[str, Any]) -> str:
+    """The first of what is needed and is not there, or is of another JSON type."""
+    for name, kind in _NEEDED_FIRST:
+        if not isinstance(value := fields.get(name), kind):
+            break
+    return f"{name}: {kind.__name__} needed, got {type(value).__name__ if name in fields else 'nothing'}"
 
 
 def _first(error: ValidationError) -> str:
