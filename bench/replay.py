@@ -33,7 +33,7 @@ from simulation.workloads.generating import SHAPES, Phase, generated
 
 COST = Coefficients(version="bench", d=1e-3, a=1e-5, b=1e-6, c=4e-5, alpha=1e-9, g=1e-4)
 
-PLACEMENTS = Part(controller=False, cache_manager=False, inputs=None)
+PLACEMENTS = Part(controller=False, cache_manager=False, inputs=False)
 
 REQUESTS_PER_S = 2.0
 """Sixteen GPUs are busy and keep up."""

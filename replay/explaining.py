@@ -15,7 +15,7 @@ from replay.freezing import known
 from replay.pool_routers import Routers
 from replay.routers import Decided
 from services.ledger import database, queries, reading
-from services.ledger.queries import EventFilter, Json
+from services.ledger.queries import EventFilter, Json, Named
 from services.router import decider, placement
 from shared.contracts.codec import BadEvent
 from shared.contracts.envelope import Stored
@@ -92,9 +92,7 @@ async def explain(
     Errors: Unknown; BadState; those of `database.connect`.
     """
     async with database.view(database_url) as connection:
-        request, notes = await _find(connection, name)
-        told = await queries.request(connection, request)
-        assert told is not None, "what was found is in the record"
+        (request, told, _), notes = await _find(connection, name)
         events = _stored(told["events"], notes)
         if told["request"] and told["request"]["ended"] == "router-lost":
             events += await _loss(connection, told["request"])
@@ -112,18 +110,18 @@ async def explain(
     )
 
 
-async def _find(connection: Any, name: str) -> tuple[str, list[str]]:
+async def _find(connection: Any, name: str) -> tuple[Named, list[str]]:
     """The request of this id, or the newest one whose client gave it this id."""
-    found = await queries.requests_named(connection, name)
-    if not found:
+    found = await queries.request_named(connection, name)
+    if found is None:
         state = await queries.state(connection)
         at = state["checkpoint"]
         raise Unknown(
             f"{name}: no request of the record has this id, and no client has given it"
             + (f"; the record reaches to {at['log']}:{at['stream_seq']}" if at else "; the record is empty")
         )
-    others = [f"its client gave the same id to {len(found) - 1} earlier requests: {', '.join(found[1:6])}"]
-    return found[0], others if len(found) > 1 else []
+    others = [f"its client gave the same id to {len(found.earlier)} earlier requests: {', '.join(found.earlier[:5])}"]
+    return found, others if found.earlier else []
 
 
 def _stored(events: Iterable[Json], notes: list[str]) -> list[Stored]:
@@ -217,8 +215,13 @@ async def _recomputed(
         return {}
     logs = await reading.logs(connection)
     log = next(each for each in logs if str(each.log) == placed[0].log)
-    frozen = await keeping.before(connection, log, max(placed[0].stream_seq - RUN_UP_EVENTS, log.after_seq))
+    bound = max(placed[0].stream_seq - RUN_UP_EVENTS, log.after_seq)
+    is_near = placed[-1].stream_seq - await keeping.nearest(connection, log, bound) <= RECOMPUTED_EVENTS_MAX
+    if recompute is None and not is_near:
+        return {}
+    frozen = await keeping.before(connection, log, bound)
     after_seq = frozen.stream_seq if frozen is not None else 0
+    # Another version may have kept the nearest state.
     if recompute is None and placed[-1].stream_seq - after_seq > RECOMPUTED_EVENTS_MAX:
         return {}
     wanted = {each.stream_seq for each in placed}

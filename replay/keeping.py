@@ -16,6 +16,10 @@ from shared.runtime.states import BadState, freeze
 RUN_UP_EVENTS = 20_000
 """Folded before the first event of a range: more than any process lags, so nothing of the range was decided on less."""
 
+KEPT_APART_EVENTS = 1_000
+"""Between two kept states at least: else all that stay of a pool with little to do would lie within one run-up, and the record
+be folded from its beginning again and again."""
+
 OTHER_VERSION = (
     "this record is a part, and the state with which it begins was written by another version: read it with that one, or "
     "export the part again with this one"
@@ -54,12 +58,25 @@ async def before(connection: Any, log: LogInfo, seq: int) -> Frozen | None:
     return await first(connection, log)
 
 
-async def since_kept(database_url: str) -> Span:
-    """What the newest log has behind the newest kept state: all of it without one. Errors: those of `database.connect`."""
-    async with database.view(database_url) as connection:
-        logs = await reading.logs(connection)
-        kept = await states.places(connection, logs[-1].number) if logs else []
-        return Span(from_seq=kept[-1] + 1) if kept else EVERYTHING
+async def nearest(connection: Any, log: LogInfo, seq: int) -> int:
+    """Where `before` begins at the earliest try: to look there costs nothing, and to read a state some 100 ms."""
+    return max((each for each in await states.places(connection, log.number) if each <= seq), default=log.after_seq)
+
+
+async def since_kept(connection: Any, logs: Sequence[LogInfo]) -> Span:
+    """What the newest log has behind the newest kept state; the whole record without one."""
+    kept = await states.places(connection, logs[-1].number) if logs else []
+    return Span(from_seq=kept[-1] + 1) if kept else EVERYTHING
+
+
+async def next_to_keep(connection: Any, logs: Sequence[LogInfo]) -> int:
+    """The newest seal of the newest log, if its state is to be kept; 0 if there is none, or one was kept just before."""
+    if not logs:
+        return 0
+    number = logs[-1].number
+    sealed = max((place.seq for place in await partial.sealed_places(connection, number, logs[-1].log)), default=0)
+    kept = await states.places(connection, number)
+    return 0 if kept and sealed < kept[-1] + KEPT_APART_EVENTS else sealed
 
 
 async def for_span(connection: Any, log: LogInfo, span: Span) -> Frozen | None:

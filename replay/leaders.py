@@ -187,7 +187,7 @@ class Leaders:
 
     def fold(self, stored: Stored, wanted: bool) -> None:
         """The next event. `wanted`: it lies in the range that is to be verified."""
-        for begun in [each for each in self._waiting if each.first_seq <= stored.stream_seq]:
+        for begun in [each for each in self._waiting if each.first_seq <= stored.stream_seq] if self._waiting else ():
             self._waiting.remove(begun)
             self._begin(begun)
         if stored.data.CHANNEL in self.role.hears:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from shared.contracts.events import LeadershipTaken
-from shared.contracts.ids import RequestId, Source
+from shared.contracts.ids import Source
 
 JOBS_OF_ITSELF = 3
 """Without being asked: one for each kind of decider."""
@@ -26,9 +26,8 @@ class Part(NamedTuple):
     of: int = 1
     controller: bool = True
     cache_manager: bool = True
-    inputs: int | None = 0
-    """Which placements are checked with their recorded inputs, too: those whose number in `inputs_of` it is, or none."""
-    inputs_of: int = 1
+    inputs: bool = True
+    """Whether placements are checked with their recorded inputs, too."""
 
     def leads(self, kind: str) -> bool:
         """Whether the decisions of the leaders belong to it whose terms begin with an event of type `kind`."""
@@ -37,10 +36,6 @@ class Part(NamedTuple):
     def has(self, router: Source) -> bool:
         """Whether the decisions of this router process belong to the part."""
         return self.routers is not None and _number(router, self.of) == self.routers
-
-    def checks(self, request: RequestId) -> bool:
-        """Whether the recorded inputs of this request's placements belong to the part."""
-        return self.inputs is not None and _number(request, self.inputs_of) == self.inputs
 
 
 def _number(name: str, of: int) -> int:
@@ -56,11 +51,11 @@ def parts(jobs: int) -> list[Part]:
     if jobs == 1:
         return [WHOLE]
     if jobs == 2:
-        leaders = Part(routers=None, inputs=1, inputs_of=2)
-        return [Part(controller=False, cache_manager=False, inputs_of=2), leaders]
+        # Each of the two takes as long as the other, at two scans to a placement or less.
+        return [Part(controller=False, cache_manager=False), Part(routers=None, inputs=False)]
     controller = Part(routers=None, cache_manager=False)
-    manager = Part(routers=None, controller=False, inputs=None)
-    routers = [Part(number, jobs - 2, False, False, None) for number in range(jobs - 2)]
+    manager = Part(routers=None, controller=False, inputs=False)
+    routers = [Part(number, jobs - 2, False, False, False) for number in range(jobs - 2)]
     return [*routers, manager, controller]
 
 

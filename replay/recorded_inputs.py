@@ -1,13 +1,17 @@
 """A placement made again out of what it recorded of its candidates, without any state."""
 
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
 
+from services.router.board import Lines
 from services.router.placement import Able, Placement, choose
 from services.router.pricing import Option, Pricing, Ways, Weights, recorded_lines
 from services.router.roster import Roster
 from shared.contracts.events import PricedCandidate, RequestAssigned
+from shared.contracts.ids import WorkerId
+from shared.contracts.made import made
 from shared.model.calibration import PPM
 from shared.model.cost import Coefficients, Ints
 from shared.model.parameters import PlacementPolicy
@@ -15,6 +19,9 @@ from shared.model.parameters import PlacementPolicy
 NOTHING_W: Ints = np.zeros(0, dtype=np.int64)
 INT64_MAX = 2**63 - 1
 """A ratio that is none, in a record that was changed, is made this one: the prices differ, and that is told."""
+
+ROSTERS_KEPT_MAX = 1_000
+"""Some kilobytes each."""
 
 WHENCE = ("in_flight_tokens", "fetched_tokens", "fetch_from")
 """What a record says of a prefix that is no input of its price."""
@@ -50,9 +57,9 @@ def from_recorded_inputs(data: RequestAssigned, coefficients: Coefficients) -> R
 def _placed_again(data: RequestAssigned, prompt_tokens: int, coefficients: Coefficients) -> Placement:
     """What was priced, priced again."""
     recorded = sorted(data.candidates, key=lambda each: each.worker)
-    roster = Roster((each.worker, each.degree) for each in recorded)
+    roster, idle = _workers(tuple((each.worker, each.degree) for each in recorded))
     lines = recorded_lines(
-        roster,
+        idle,
         (each.queue_us for each in recorded),
         (each.delayed_jobs for each in recorded),
         (min(round(each.ratio * PPM), INT64_MAX) for each in recorded),
@@ -68,7 +75,13 @@ def _placed_again(data: RequestAssigned, prompt_tokens: int, coefficients: Coeff
     return placed._replace(candidates=candidates)
 
 
+@lru_cache(ROSTERS_KEPT_MAX)
+def _workers(listed: tuple[tuple[WorkerId, int], ...]) -> tuple[Roster, Lines]:
+    """These workers with nothing to do: most placements of a record have the candidates of an earlier one."""
+    roster = Roster(listed)
+    return roster, Lines.empty(roster)
+
+
 def _from_where(placed: PricedCandidate, recorded: PricedCandidate) -> PricedCandidate:
     """With what is recorded of where its prefix comes from."""
-    whence = {name: told for name in WHENCE if (told := getattr(recorded, name)) != getattr(placed, name)}
-    return placed.model_copy(update=whence) if whence else placed
+    return made(PricedCandidate, placed.__dict__ | {name: getattr(recorded, name) for name in WHENCE})

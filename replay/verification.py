@@ -16,7 +16,7 @@ from replay.garbage import seldom_collected
 from replay.history import Hole
 from replay.parts import Part, jobs_for, parts
 from replay.verifying import EVERYTHING, LogVerifier, Span
-from services.ledger import database, partial, reading, states
+from services.ledger import database, reading, states
 from services.ledger.patches import Place
 from services.ledger.reading import LogInfo
 from shared.contracts.envelope import Stored
@@ -61,19 +61,22 @@ async def verify(
     deep: bool = False,
     jobs: int | None = None,
     keep: bool = False,
+    new: bool = False,
     progress: Progress | None = None,
 ) -> Verification:
-    """Verify the record as of now, while others go on writing. Sequences in `span` are those of the newest log. `jobs`: how
-    many processes; None for what the record is worth.
+    """Verify the record as of now, while others go on writing. Sequences in `span` are those of the newest log; `new` is what
+    lies behind the newest kept state, instead. `jobs`: how many processes; None for what the record is worth.
 
     It is folded from its beginning, or, if `span` begins later, from a state that was kept before it. `keep`: keep the state at
-    the newest seal for the next time, unless something differs: what begins behind it would not find that again. `progress` is
-    told how many events have been folded. Errors: BadState; those of `database.connect`.
+    the newest seal for the next time, unless one was kept just before it, or something differs: what begins behind it would not
+    find that again. `progress` is told how many events have been folded. Errors: BadState; those of `database.connect`.
     """
     async with database.view(database_url) as connection:
         logs = await reading.logs(connection)
+        if new:
+            span = await keeping.since_kept(connection, logs)
         [own, *others] = parts(jobs or jobs_for(sum(log.stream_seq for log in logs)))
-        keep_at = await _newest_seal(connection, logs) if keep else 0
+        keep_at = await keeping.next_to_keep(connection, logs) if keep else 0
         view = await connection.fetchval("SELECT pg_export_snapshot()")
         with ExitStack() as stack:
             processes = None
@@ -100,11 +103,6 @@ async def _keep(database_url: str, place: Place, kept: Frozen) -> None:
         await states.keep(connection, place, freeze(kept))
     finally:
         await connection.close()
-
-
-async def _newest_seal(connection: Any, logs: list[LogInfo]) -> int:
-    places = await partial.sealed_places(connection, logs[-1].number, logs[-1].log) if logs else {}
-    return max((place.seq for place in places), default=0)
 
 
 def end_with_parent() -> None:

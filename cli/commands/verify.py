@@ -49,7 +49,6 @@ def verify(
     from cli.events.printing import progress
     from cli.record.instants import span
     from cli.whereabouts import database_url
-    from replay.keeping import since_kept
     from replay.verification import verify as verify_record
 
     try:
@@ -61,13 +60,11 @@ def verify(
     if keep and last:
         raise typer.BadParameter("--keep is up to the newest seal: what lies behind --to would never be verified")
     url = database_url()
-    if new:
-        asked = run(lambda: since_kept(url))
     if chain:
         examine(url, settled=False, json=json)
     with progress("events folded") as told:
         found = _verified(
-            lambda: run(lambda: verify_record(url, asked, deep=deep, jobs=jobs, keep=keep, progress=told))
+            lambda: run(lambda: verify_record(url, asked, deep=deep, jobs=jobs, keep=keep, new=new, progress=told))
         )
     if json:
         import orjson

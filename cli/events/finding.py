@@ -23,8 +23,8 @@ async def find(database_url: str, what: str) -> dict[str, Any] | None:
             found = await queries.event_at(connection, log, int(seq_text)) if log and is_place else None
         if found:
             return found
-        requests = await queries.requests_named(connection, what)
-        return await queries.request(connection, requests[0]) if requests else None
+        named = await queries.request_named(connection, what)
+        return named.told if named else None
     finally:
         await connection.close()
 

@@ -78,14 +78,28 @@ async def request(connection: Any, name: str) -> Json | None:
     return {"request": _plain(row) if row else None, "events": [_event(each) for each in in_order]}
 
 
-async def requests_named(connection: Any, name: str) -> list[str]:
-    """What `name` may mean: the request with this id, as the record or an answer (`chatcmpl-…`) has it, else the newest
-    requests to which their client gave it, newest first."""
+class Named(NamedTuple):
+    """The request that is meant, what `request` says of it, and earlier ones that had the same name, newest first."""
+
+    request: str
+    told: Json
+    earlier: list[str]
+
+
+async def request_named(connection: Any, name: str) -> Named | None:
+    """What `name` may mean: the request with this id, as the record or an answer (`chatcmpl-…`) has it, else the newest one to
+    which its client gave it."""
     as_id = name.rpartition("cmpl-")[2]
-    if await request(connection, as_id) is not None:
-        return [as_id]
+    if (told := await request(connection, as_id)) is not None:
+        return Named(as_id, told, [])
     sql = "SELECT request FROM requests WHERE client_digest = $1 ORDER BY received_log DESC, received_seq DESC LIMIT $2"
-    return [row["request"] for row in await connection.fetch(sql, client_digest(name), REQUESTS_OF_CLIENT_MAX)]
+    rows = await connection.fetch(sql, client_digest(name), REQUESTS_OF_CLIENT_MAX)
+    if not rows:
+        return None
+    newest, *earlier = [row["request"] for row in rows]
+    told = await request(connection, newest)
+    assert told is not None, "what has a row is in the record"
+    return Named(newest, told, earlier)
 
 
 async def state(connection: Any) -> Json:

@@ -129,14 +129,14 @@ class Priced(NamedTuple):
 
 
 def recorded_lines(
-    roster: Roster, queue_us: Iterable[int], delayed_jobs: Iterable[int], ratio_ppm: Iterable[int]
+    idle: Lines, queue_us: Iterable[int], delayed_jobs: Iterable[int], ratio_ppm: Iterable[int]
 ) -> Lines:
     """Of workers of which is known, in the order of their rows, what is ahead of a request and how many it delays: as if those
-    before it had waited too long, and none of the others did less work."""
-    lines = Lines.empty(roster)
+    before it had waited too long, and none of the others did less work. `idle`: of the same workers with nothing to do."""
+    line_CW = idle.line_CW.copy()
     for column, values in ((loops.LATE_US, queue_us), (loops.WAITING, delayed_jobs), (loops.RATIO_PPM, ratio_ppm)):
-        lines.line_CW[column] = [*values]
-    return lines
+        line_CW[column] = [*values]
+    return idle._replace(line_CW=line_CW)
 
 
 def service_us(coefficients: Coefficients, degree: int, prompt_tokens: int, cached_tokens: int, ratio_ppm: int) -> int:

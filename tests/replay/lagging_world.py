@@ -49,6 +49,9 @@ SHARING = {
     "held_s_max": 8,
     "queued_tokens_max": 75_000,
 }
+LIFE_MAX = 1_000_000
+"""Ids, requests and routers of one life."""
+
 START_NS = 1_800_000_000 * 10**9
 
 
@@ -63,21 +66,23 @@ class Process:
 
 
 class World:
-    """`log` is what was stored. With `tenants`, two of them share the pool under limits, and one asks for most."""
+    """`log` is what was stored. With `tenants`, two of them share the pool under limits, and one asks for most. Another `life`
+    of the pool has other processes, requests and ids."""
 
-    def __init__(self, seed: int, routers: int = 3, policy: str = "paper", *, tenants: bool = False) -> None:
+    def __init__(
+        self, seed: int, routers: int = 3, policy: str = "paper", *, tenants: bool = False, life: int = 1
+    ) -> None:
         self.chance = random.Random(seed)
         self.log: list[Stored] = []
         self.now_ns = START_NS
-        self._ids = 0
-        self._requests = self._joined = 0
+        self._ids = self._requests = self._joined = LIFE_MAX * (life - 1)
         self._numbers: dict[WorkerId, int] = {}
         self._held: dict[WorkerId, list[bytes]] = {}
         self._incarnations: dict[str, int] = {}
         self._prefixes = [self.chance.randbytes(16 * 20) for _ in range(6)]
-        self.controller = Process("controller-1", controller.initial(), controller.evolve)
-        self.cachemgr = Process("cachemgr-1", cachemgr.initial(COST), cachemgr.evolve)
-        self.agents = {name: Process(f"worker-{name}", None, None) for name in NODES}
+        self.controller = Process(f"controller-{life}", controller.initial(), controller.evolve)
+        self.cachemgr = Process(f"cachemgr-{life}", cachemgr.initial(COST), cachemgr.evolve)
+        self.agents = {name: Process(f"worker-{name}-{life}", None, None) for name in NODES}
         self.routers: list[Process] = []
         self._upgraded = Process("router-next", None, None)
         self._jobs: dict[str, list[RequestAssigned]] = {name: [] for name in NODES}

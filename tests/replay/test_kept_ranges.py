@@ -1,6 +1,7 @@
 """What was kept last time spares the next time; and what another version has kept is not in the way."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,13 @@ import asyncpg
 import orjson
 import pytest
 
+from replay import keeping
 from replay.verification import verify
+from services.ledger import states
 from services.ledger.database import driver_url
 from services.router import decider as router
-from tests.replay.test_parts_of_records import record, vertumnus
+from tests.replay.lagging_world import World
+from tests.replay.test_parts_of_records import Sealing, record, vertumnus
 from tests.replay.test_verifying import second_best
 from tests.services.ledger.record_writer import RecordWriter
 
@@ -40,6 +44,40 @@ async def test_what_is_new_is_verified_and_told_to_prometheus(
     assert "behind --to" in await vertumnus(writer.url, "verify", "--keep", "--to", "5", status=2)
     upto = json.loads(await vertumnus(writer.url, "verify", "--to", "100", "--json"))
     assert upto["reached_seq"] == 100
+
+
+async def test_a_quiet_pool_is_not_folded_from_its_beginning_again_and_again(
+    writer: RecordWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If each seal's state were kept, all that stay would lie within one run-up, and none before it."""
+    run_up, apart, stay = 150, 60, 4
+    monkeypatch.setattr("replay.keeping.RUN_UP_EVENTS", run_up)
+    monkeypatch.setattr("replay.keeping.KEPT_APART_EVENTS", apart)
+    monkeypatch.setattr("services.ledger.states.KEPT_MAX", stay)
+    world = World(1)
+    sealing, checked, kept, ends, folded = Sealing(writer, world), 0, 0, list[int](), list[int]()
+    for _ in range(20):
+        world.run(40)
+        ends.append(await sealing.seal())
+        found = await verify(writer.url, new=True, keep=True, jobs=1)
+        assert found.findings.clean
+        assert not found.findings.skipped
+        folded.append(found.events)
+        checked += found.findings.checked.total()
+        kept += found.kept is not None
+    hour = max(end - before for before, end in pairwise(ends))
+    assert hour < apart, "fewer events come in an hour than kept states are apart"
+    assert kept > stay
+    assert await states.places(writer.connection, 1) != ends[-stay:], "not every hour's state is kept"
+    # What came behind the newest kept state, the run-up before that, and back from there to the next kept state.
+    assert max(folded[10:]) <= run_up + 2 * (apart + hour) < ends[-1], folded
+    whole = await verify(writer.url, jobs=1)
+    assert checked >= whole.findings.checked.total(), "nothing was passed over"
+
+
+def test_the_states_that_stay_reach_behind_a_run_up() -> None:
+    """Whatever comes in an hour: the oldest lies before what the newest needs."""
+    assert (states.KEPT_MAX - 1) * keeping.KEPT_APART_EVENTS >= keeping.RUN_UP_EVENTS
 
 
 async def test_nothing_is_kept_while_a_decision_differs(writer: RecordWriter, monkeypatch: pytest.MonkeyPatch) -> None:

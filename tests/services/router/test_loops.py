@@ -40,7 +40,7 @@ def priced_workers(draw: st.DrawFn) -> tuple[Pricing, list[tuple[int, int, int, 
     workers = draw(st.lists(worker, min_size=1, max_size=6))
     roster = Roster((WorkerId(f"n0/1/{row}"), each[0]) for row, each in enumerate(workers))
     weights = Weights("vertumnus", draw(st.floats(1, 100)), draw(st.floats(0, 10)))
-    lines = recorded_lines(roster, *zip(*(each[3:] for each in workers), strict=True))
+    lines = recorded_lines(Lines.empty(roster), *zip(*(each[3:] for each in workers), strict=True))
     return Pricing(coefficients, prompt_tokens, weights, roster, roster.smallest, lines, 0, True, True), workers
 
 
@@ -85,7 +85,7 @@ def test_the_winner_then_the_best_of_every_other_degree_then_the_next(
 
 def test_what_a_record_says_of_a_line_is_not_looked_up() -> None:
     roster = Roster([(WorkerId("n0/1/0"), 4)])
-    lines = recorded_lines(roster, [7], [2**40], [1_000_000])
+    lines = recorded_lines(Lines.empty(roster), [7], [2**40], [1_000_000])
     assert loops.ahead(0, 5, True, 0, *lines) == (7, 2**40)
     assert loops.ahead(0, 5, False, 0, *Lines.empty(roster)) == (0, 0)
 

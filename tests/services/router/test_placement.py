@@ -23,6 +23,7 @@ from router_world import (
     started,
 )
 
+from services.router.board import Lines
 from services.router.decider import Moment, look, receive, weigh
 from services.router.outlook import weights
 from services.router.placement import Able, Placement, Question, choose, digest
@@ -64,7 +65,9 @@ def place(
 ) -> Placement:
     listed = sorted(candidates)
     roster = Roster((each.worker, each.degree) for each in listed)
-    lines = recorded_lines(roster, (each.queue_us for each in listed), [0] * len(listed), [PPM] * len(listed))
+    lines = recorded_lines(
+        Lines.empty(roster), (each.queue_us for each in listed), [0] * len(listed), [PPM] * len(listed)
+    )
     pricing = Pricing(coefficients, tokens, weights(parameters, 0), roster, roster.smallest, lines, 0, ordered=True)
     priced = pricing.of(Ways(np.array([each.cached_tokens for each in listed])))
     return choose(Able(roster, roster.all_W), priced, lambda _: "exact")
