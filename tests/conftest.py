@@ -1,20 +1,17 @@
 """Real servers, and a real model, for every test that needs one. Servers start within a second, on free ports."""
 
-import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
-import asyncpg
 import hypothesis
 import pytest
 
 from cli.embedded.nats import EmbeddedNats
 from cli.embedded.postgres import EmbeddedPostgres
-from migrations.steps import upgrade
-from services.ledger.database import driver_url
+from tests.support.records import record_maker
 
 hypothesis.settings.register_profile("any-machine", deadline=None)
 hypothesis.settings.load_profile("any-machine")
@@ -62,21 +59,8 @@ def database_url(postgres_server: EmbeddedPostgres) -> str:
 
 @pytest.fixture(scope="session")
 def new_record(postgres_server: EmbeddedPostgres) -> Callable[[], str]:
-    """Makes migrated, empty databases: copies of one, because migrating each would take ten times as long."""
-    template = postgres_server.create_database("record")
-    upgrade(template)
-
-    async def copy(name: str) -> None:
-        connection = await asyncpg.connect(driver_url(postgres_server.url()))
-        await connection.execute(f"CREATE DATABASE {name} TEMPLATE record STRATEGY wal_log")
-        await connection.close()
-
-    def new() -> str:
-        name = f"record_{next(_databases)}"
-        asyncio.run(copy(name))
-        return postgres_server.url(name)
-
-    return new
+    """Makes migrated, empty databases."""
+    return record_maker(postgres_server)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import asyncio
 import json
 import random
 import shutil
-import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +20,6 @@ from typer.testing import CliRunner
 from cli.embedded.nats import EmbeddedNats
 from cli.embedded.postgres import EmbeddedPostgres
 from cli.main import app
-from migrations.steps import upgrade
 from services.ledger.audit import Audit
 from services.ledger.database import driver_url
 from services.ledger.rebuild import rebuild
@@ -40,23 +38,8 @@ def rig(nats_server: EmbeddedNats, record_url: str, tmp_path: Path) -> Iterator[
 
 
 @pytest.fixture
-def own_postgres() -> Iterator[EmbeddedPostgres]:
-    """A server that this test may stop and kill: each commit is on the disk."""
-    directory = Path(tempfile.mkdtemp(prefix="vertumnus-test-"))
-    directory.chmod(0o711)
-    try:
-        with EmbeddedPostgres(directory / "postgres", durable=True) as server:
-            yield server
-    finally:
-        shutil.rmtree(directory)
-
-
-@pytest.fixture
-def rig_on_own_postgres(
-    nats_server: EmbeddedNats, own_postgres: EmbeddedPostgres, tmp_path: Path
-) -> Iterator[LedgerRig]:
-    upgrade(own_postgres.url())
-    made = LedgerRig(nats_server, own_postgres.url(), tmp_path)
+def rig_on_own_postgres(nats_server: EmbeddedNats, own_record_url: str, tmp_path: Path) -> Iterator[LedgerRig]:
+    made = LedgerRig(nats_server, own_record_url, tmp_path)
     yield made
     made.stop()
 

@@ -3,11 +3,9 @@
 import asyncio
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +14,6 @@ import pytest
 
 from cli.embedded.nats import EmbeddedNats
 from cli.embedded.postgres import EmbeddedPostgres
-from migrations.steps import upgrade
 from services.ledger.database import driver_url
 from shared.contracts.events import RequestReceived
 from tests.integration.ledger_rig import LedgerRig, until_reason
@@ -32,19 +29,6 @@ FILE_BYTES_MAX = 4_096
 """What a full disk takes of an export."""
 
 DISK_BYTES = "size=4m"
-
-
-@pytest.fixture
-def own_postgres() -> Iterator[EmbeddedPostgres]:
-    """A server that this test may kill."""
-    directory = Path(tempfile.mkdtemp(prefix="vertumnus-test-"))
-    directory.chmod(0o711)
-    try:
-        with EmbeddedPostgres(directory / "postgres", durable=False) as server:
-            upgrade(server.url())
-            yield server
-    finally:
-        shutil.rmtree(directory)
 
 
 @pytest.fixture
@@ -143,8 +127,10 @@ async def test_an_export_onto_a_full_disk_says_so_and_leaves_no_file(record_url:
 
 
 @pytest.mark.parametrize("command", ["verify", "verify --jobs 3", "explain", "replay --at 100"])
-async def test_postgres_dies_in_the_middle_of_a_command(own_postgres: EmbeddedPostgres, command: str) -> None:
-    url = own_postgres.url()
+async def test_postgres_dies_in_the_middle_of_a_command(
+    own_postgres: EmbeddedPostgres, own_record_url: str, command: str
+) -> None:
+    url = own_record_url
     told = await recorded(url)
     request = next(each.data.request for each in told.log if isinstance(each.data, RequestReceived))
     holder = await asyncpg.connect(driver_url(url))
@@ -166,9 +152,9 @@ async def test_postgres_dies_in_the_middle_of_a_command(own_postgres: EmbeddedPo
 
 
 async def test_a_full_disk_stops_the_copy_and_loses_nothing(
-    nats_server: EmbeddedNats, own_postgres: EmbeddedPostgres, small_disk: Path, tmp_path: Path
+    nats_server: EmbeddedNats, own_record_url: str, small_disk: Path, tmp_path: Path
 ) -> None:
-    url = own_postgres.url()
+    url = own_record_url
     owner = await asyncpg.connect(driver_url(url))
     await owner.execute(f"CREATE TABLESPACE small LOCATION '{small_disk}'")
     await owner.execute("ALTER TABLE decisions SET TABLESPACE small")
@@ -191,6 +177,7 @@ async def test_a_full_disk_stops_the_copy_and_loses_nothing(
         found = await rig.audited()
         assert found.events == load.events
         assert found.by_table["repeats"] == 0
+        await owner.execute("DROP TABLESPACE small")
     finally:
         rig.stop()
         await owner.close()
