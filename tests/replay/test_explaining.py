@@ -10,6 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
+from replay.explaining import explain
+from services.ledger import database, states
+from services.ledger.patches import Place
 from services.ledger.records import Arrival
 from services.router import placement
 from shared.contracts.envelope import Stored
@@ -62,6 +65,31 @@ async def test_what_was_not_recorded_is_recomputed_and_gives_the_recorded_digest
         assert found["recorded_all"] is (len(prices) == len(recorded))
         partly += not found["recorded_all"]
     assert partly, "the world is large enough that some candidates are not recorded"
+
+
+async def test_nothing_is_asked_for_twice_and_no_state_is_read_that_lies_too_far_back(
+    world: World, writer: RecordWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a large record costs is these questions, one after the other."""
+    await states.keep(writer.connection, Place(1, 1), b"not a state")
+    asked, connect = list[str](), database.connect
+
+    async def overheard(url: str) -> Any:
+        connection = await connect(url)
+        connection.add_query_logger(lambda each: asked.append(each.query))
+        return connection
+
+    monkeypatch.setattr(database, "connect", overheard)
+    monkeypatch.setattr("replay.explaining.RUN_UP_EVENTS", 0)
+    monkeypatch.setattr("replay.explaining.RECOMPUTED_EVENTS_MAX", 5)
+    for recompute in (False, None):
+        asked.clear()
+        told = await explain(writer.url, last(world, RequestCompleted).request, recompute=recompute)
+        assert told.attempts
+        of_requests = [each for each in asked if "correlation" in each or "FROM requests" in each]
+        assert len(of_requests) == len(set(of_requests)) == 3, of_requests
+        assert not [each for each in asked if "content" in each]
+        assert len(asked) <= 12, asked
 
 
 async def test_without_recomputing_the_counts_are_told_and_how_to_get_more(world: World) -> None:
