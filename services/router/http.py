@@ -37,6 +37,10 @@ class Api:
 
     def routes(self) -> APIRouter:
         router = APIRouter()
+        # Bodies are read by hand, so requests need nothing of what FastAPI does for a route of its own; its routes behind these
+        # are what `/docs` shows.
+        router.add_route("/v1/chat/completions", self.chat, methods=["POST"], include_in_schema=False)
+        router.add_route("/v1/completions", self.completion, methods=["POST"], include_in_schema=False)
         router.add_api_route(
             "/v1/chat/completions", self.chat, methods=["POST"], openapi_extra=_body_schema(ChatRequest)
         )
@@ -144,10 +148,10 @@ class AnswerStream(StreamingResponse):
 def build_app(parts: Parts, probes: APIRouter) -> FastAPI:
     """The whole HTTP surface."""
     app = FastAPI(title="Vertumnus", description="OpenAI-compatible serving with adaptive context parallelism")
-    app.include_router(probes)
     entrance = Entrance(parts)
-    app.include_router(Api(parts, entrance).routes())
+    app.include_router(Api(parts, entrance).routes())  # first, because routes are tried in order
     app.include_router(PlacementApi(parts, entrance).routes())
+    app.include_router(probes)
     app.add_middleware(RequestHeaders, ids=parts.ids)
 
     @app.exception_handler(HTTPException)

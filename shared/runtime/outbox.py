@@ -106,7 +106,7 @@ class Outbox:
             self._waiting.append(waiting)
             self._bytes += len(entry.payload)
             self._by_id[envelope.id] = waiting.stored
-            self._projection.fold_own(envelope)
+            self._projection.fold_own(envelope, entry.payload)
             envelopes.append(envelope)
         self._filled.set()
         return envelopes

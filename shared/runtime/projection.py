@@ -22,6 +22,9 @@ from shared.runtime.ports import Cell, EventLog, LogLost, Tail
 CATCH_UP_SILENCE_S = 10.0
 """At start: a log that delivers nothing for so long, although there is more, is broken."""
 
+OWN_MAX = 256
+"""Own events on their way to the log and back that need not be read again: more than come in a tenth of a second."""
+
 S = TypeVar("S")
 Evolve = Callable[[S, Stored], None]
 Listener = Callable[[Stored], None]
@@ -57,6 +60,7 @@ class Projection(Generic[S]):
         self._filters = tuple(filters)
         self._evolve = evolve
         self._keepsake = keepsake
+        self._own: dict[bytes, Envelope] = {}
         self._listeners: list[Listener] = []
         self._last_of: dict[Source, Place] = {}
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -103,9 +107,13 @@ class Projection(Generic[S]):
         """Call `listener` after each event the consumer brings, own recorded ones included. For effects, not for state."""
         self._listeners.append(listener)
 
-    def fold_own(self, event: Envelope) -> None:
-        """Fold an event of this process before it is stored (`stream_seq` 0)."""
+    def fold_own(self, event: Envelope, raw: bytes) -> None:
+        """Fold an event of this process before it is stored (`stream_seq` 0). When the log brings its bytes, `raw`, it is known
+        what they say."""
         self._evolve(self.state, Stored(self.log.identity, 0, event))
+        self._own[raw] = event
+        if len(self._own) > OWN_MAX:
+            del self._own[next(iter(self._own))]
 
     async def _recall(self, keepsake: Cell) -> list[Stored]:
         """Fold the kept events that the log has dropped; listeners hear of the log's own alone. Returns the others."""
@@ -149,8 +157,9 @@ class Projection(Generic[S]):
     def _deliver(self, subject: str, seq: int, raw: bytes) -> None:
         self.seen_seq = seq
         self.last_on[subject] = seq
+        own = self._own.pop(raw, None)
         try:
-            self._fold(Stored(self.log.identity, seq, decode_at(subject, raw)))
+            self._fold(Stored(self.log.identity, seq, own or decode_at(subject, raw)))
         except BadEvent as error:
             # The ledger keeps its bytes; nobody folds it. Going on is right: stopping would stop every service at once.
             self._logger.error("unreadable event", stream_seq=seq, subject=subject, error=str(error)[:200])

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from shared.contracts.codec import decode_at
+from shared.contracts.envelope import Envelope
 from shared.runtime import outbox as outbox_module
+from shared.runtime import projection as projection_module
 from shared.runtime.appending import Fenced, Origin
 from shared.runtime.memory import ManualClock, MemoryLog
 from shared.runtime.outbox import Outbox, OutboxFull
@@ -61,6 +64,35 @@ async def test_an_event_is_folded_before_it_is_stored_and_not_again_after(world:
     assert heard == [1]
     await out.stop()
     await out._projection.stop()
+
+
+async def test_only_what_others_say_is_read_from_the_log_and_own_events_are_kept_for_a_while(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = await outbox(world.log, "router-1", CLOCK)
+    other = await outbox(world.log, "router-2", CLOCK)
+    read: list[str] = []
+
+    def decode_and_note(subject: str, raw: bytes) -> Envelope:
+        read.append(subject)
+        return decode_at(subject, raw)
+
+    heard: list[Envelope] = []
+    out._projection.listen(lambda stored: heard.append(stored.event))
+    monkeypatch.setattr(projection_module, "decode_at", decode_and_note)
+    monkeypatch.setattr(projection_module, "OWN_MAX", 2)
+    recorded = out.record([registered(number) for number in (1, 2, 3)])
+    assert len(out._projection._own) == 2, "the first is forgotten, and will be read"
+    await out.stored(recorded[-1])
+    (theirs,) = other.record([lost(1)])
+    await other.stored(theirs)
+    await out._projection.folded(4)
+    assert heard == [*recorded, theirs]
+    assert sum("router-1" in subject for subject in read) <= 1 + 3, "and three times by the other, at most"
+    assert not out._projection._own
+    for each in (out, other):
+        await each.stop()
+        await each._projection.stop()
 
 
 async def test_the_writer_that_is_replaced_ends_fenced(world: World) -> None:
