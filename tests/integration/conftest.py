@@ -21,11 +21,12 @@ class OwnServer(NamedTuple):
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[OwnServer]:
-    """One for all tests of a file: each commit is on the disk."""
+    """One for all tests of a file. Nothing is forced to disk: a kill takes the last commits with it, which is harder on whoever
+    relies on them, and the next start need not sync every file."""
     directory = Path(tempfile.mkdtemp(prefix="vertumnus-test-"))
     directory.chmod(0o711)
     try:
-        with EmbeddedPostgres(directory / "postgres", durable=True) as server:
+        with EmbeddedPostgres(directory / "postgres", durable=False) as server:
             yield OwnServer(server, record_maker(server))
     finally:
         shutil.rmtree(directory)
