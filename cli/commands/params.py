@@ -18,10 +18,10 @@ def get(
     names: Annotated[list[str] | None, typer.Argument(help="only these [all]", show_default=False)] = None,
     json: Json = False,
 ) -> None:
-    """Print parameters with their defaults and what they mean."""
+    """Print parameters, the values that new pools begin with, and what they mean."""
     import orjson
 
-    from shared.model.parameters import Parameters
+    from shared.model.parameters import unlike_new_pools
 
     values = request("GET", "parameters")
     if unknown := set(names or ()) - values.keys():
@@ -30,7 +30,9 @@ def get(
     if json:
         typer.echo(orjson.dumps(chosen))
     else:
-        output().print(_table(chosen, Parameters))
+        output().print(_table(chosen))
+        if not names and (unlike := unlike_new_pools(values)):
+            output().print(_otherwise(values, unlike), markup=False, soft_wrap=True)
 
 
 @app.command("set")
@@ -47,15 +49,25 @@ def set_(
     ask("parameters", reason, by, changes=wanted)
 
 
-def _table(values: dict[str, Any], form: Any) -> Any:
+def _table(values: dict[str, Any]) -> Any:
     from rich.table import Table
 
-    shown = Table("parameter", "value", "default", "what it is")
+    from shared.model.parameters import RECOMMENDED, Parameters
+
+    shown = Table("parameter", "value", "new pools", "what it is")
     for name, value in values.items():
-        field = form.model_fields.get(name)
-        default = "" if field is None else str(field.default)
-        changed = str(value) != default
-        shown.add_row(
-            name, f"[bold]{value}[/]" if changed else str(value), default, (field and field.description) or ""
-        )
+        field = Parameters.model_fields.get(name)
+        begun = "" if field is None else str(RECOMMENDED.get(name, field.default))
+        changed = str(value) != begun
+        shown.add_row(name, f"[bold]{value}[/]" if changed else str(value), begun, (field and field.description) or "")
     return shown
+
+
+def _otherwise(values: dict[str, Any], unlike: dict[str, Any]) -> str:
+    """That a pool decides otherwise than new ones, and how it would not."""
+    from cli.invocation import command
+
+    why = "New pools begin with other policies. To have them here:"
+    if not values["version"]:
+        why = "This pool is older than the policies that new ones begin with, and runs on the paper's. To have the new ones:"
+    return f"{why}\n  {command()} params set {' '.join(f'{name}={value}' for name, value in unlike.items())}"

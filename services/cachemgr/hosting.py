@@ -8,7 +8,7 @@ from services.cachemgr.decider import State
 from services.cachemgr.metrics import Metrics
 from services.cachemgr.settings import CacheManagerSettings
 from services.cachemgr.shell import CacheManager
-from shared.contracts.envelope import Channel
+from shared.contracts.envelope import Channel, EventData
 from shared.model.cost import load_coefficients
 from shared.runtime.fence import Fence
 from shared.runtime.leadership import Leadership
@@ -34,13 +34,16 @@ async def host(settings: CacheManagerSettings, runtime: Runtime) -> Hosted:
     channels = (Channel.WORKERS, Channel.CACHE, Channel.REQUESTS)
     heard = [subjects.control, subjects.cache_control, *map(subjects.channel, channels)]
     projection = Projection(runtime.log, heard, state, decider.evolve, runtime.keepsake)
+
+    def announce(lease_term: int) -> list[EventData]:
+        began = decider.Began(projection.first_seq, projection.kept_events, coefficients)
+        return [decider.take_leadership(state, runtime.source, lease_term, began)]
+
     leadership = Leadership(
         runtime.lease("cachemgr"),
         projection,
         Fence(projection, runtime.sealer(runtime.source), subjects.cache_control, clock),
-        lambda lease_term: decider.take_leadership(
-            state, runtime.source, lease_term, decider.Began(projection.first_seq, projection.kept_events, coefficients)
-        ),
+        announce,
         clock,
     )
     manager = CacheManager(state, leadership, runtime.bus, subjects, clock, Metrics(runtime.metrics))

@@ -250,7 +250,7 @@ def _planned(state: State, move: Move) -> list[EventData]:
     return saga_model.plan(state.sagas, state.pool, state.parameters, move)
 
 
-def change_parameters(state: State, changes: dict[str, Any], asker: Asker) -> list[EventData]:
+def change_parameters(state: State, changes: Mapping[str, Any], asker: Asker) -> list[EventData]:
     """`parameters-changed` with those of `changes` that differ from what holds.
 
     Errors: ValueError (pydantic's ValidationError included) names the field and its limit.

@@ -9,9 +9,10 @@ from services.controller.epochs import Configured
 from services.controller.forecaster import Forecasts, Scorer
 from services.controller.keeper import Keeper
 from services.controller.metrics import Metrics
+from services.controller.opening import opening
 from services.controller.settings import ControllerSettings
 from services.controller.shell import Controller, Epochs
-from shared.contracts.envelope import Channel
+from shared.contracts.envelope import Channel, EventData
 from shared.model.capacity import load_capacities
 from shared.model.cost import load_coefficients
 from shared.runtime.fence import Fence
@@ -35,13 +36,16 @@ async def host(settings: ControllerSettings, runtime: Runtime, scorer: Scorer) -
     subjects, clock, state = runtime.subjects, runtime.clock, decider.initial()
     heard = [subjects.control, subjects.cache_control, *map(subjects.channel, (Channel.WORKERS, Channel.REQUESTS))]
     projection = Projection(runtime.log, heard, state, decider.evolve, runtime.keepsake)
+
+    def announce(lease_term: int) -> list[EventData]:
+        began = projection.first_seq, projection.kept_events
+        return [decider.take_leadership(state, runtime.source, lease_term, *began), *opening(state, *began)]
+
     leadership = Leadership(
         runtime.lease("controller"),
         projection,
         Fence(projection, runtime.sealer(runtime.source), subjects.control, clock),
-        lambda lease_term: decider.take_leadership(
-            state, runtime.source, lease_term, projection.first_seq, projection.kept_events
-        ),
+        announce,
         clock,
     )
     configured = Configured(settings.composition, settings.compositions)

@@ -1,9 +1,12 @@
 """What operators may change while the system runs: one versioned set, changed only by `parameters-changed`.
 
-The defaults are the values that measured best where the paper gives none (β, λ, thresholds, windows).
+The defaults of the fields are the *base*, version 0: what every fold begins with, and what old records were decided by. They
+name the paper's policies, with the values that measured best where the paper gives none (β, λ, thresholds, windows), and stay
+as they are. What is better by now is in `RECOMMENDED`, which a new pool is opened with (`services/controller/opening.py`).
 """
 
-from typing import Any, Literal, Self
+from collections.abc import Mapping
+from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -143,7 +146,22 @@ class Parameters(BaseModel):
         return self
 
 
-def changed(parameters: Parameters, changes: dict[str, Any]) -> Parameters:
+RECOMMENDED: Final[Mapping[str, Any]] = {
+    "placement_policy": "vertumnus",
+    "cache_policy": "regret",
+    "scan_every_s": 0.5,
+    "reconfiguration_policy": "forecast",
+}
+"""The policies that were measured to be better than the paper's (docs/figures.md), for pools whose record begins now. May be
+changed at any time: who has it has it from an event."""
+
+
+def unlike_new_pools(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a pool with these values would have to set to be as new ones are."""
+    return {name: value for name, value in RECOMMENDED.items() if values[name] != value}
+
+
+def changed(parameters: Parameters, changes: Mapping[str, Any]) -> Parameters:
     """The next version. ValidationError names the field and its limit; `version` and `frozen` are not set by hand."""
     if barred := {"version", "frozen"} & changes.keys():
         raise ValueError(f"parameters: {sorted(barred)} cannot be set")

@@ -1,8 +1,9 @@
 """One leader and a warm standby for a role (controller, cache manager).
 
 The standby folds like the leader and asks for the lease. Whoever gets it announces its term through the fence before it
-decides anything else. A leader that loses its lease, folds a newer term or is fenced off stops deciding at once and is a
-standby again: its state was only ever changed by the log, so there is nothing to undo and no need to restart.
+decides anything else, or in one batch with what has to be decided then and there. A leader that loses its lease, folds a newer
+term or is fenced off stops deciding at once and is a standby again: its state was only ever changed by the log, so there is
+nothing to undo and no need to restart.
 """
 
 import asyncio
@@ -32,8 +33,9 @@ class NotLeading(Exception):
     """Another process leads, or none does yet. Nothing was stored."""
 
 
-Announce = Callable[[int], LeadershipTaken | CacheLeadershipTaken]
-"""The lease's term → the event that begins a term at least as high, and higher than every one folded."""
+Announce = Callable[[int], Sequence[EventData]]
+"""The lease's term → the event that begins a term at least as high, and higher than every one folded; behind it what is to be
+stored together with it or not at all."""
 
 Decide = Callable[[], Sequence[EventData]]
 """What follows from the state now. It must not await: the fence covers what is folded when it is called."""
@@ -137,9 +139,11 @@ class Leadership:
             lease_term = await self._lease.acquire()
             if lease_term is None:
                 return
-            taken = self._announce(lease_term)
+            announced = self._announce(lease_term)
+            taken = announced[0]
+            assert isinstance(taken, LeadershipTaken | CacheLeadershipTaken), "a term begins with its announcement"
             self._announced = type(taken)
-            await self._commit([taken], NO_ORIGIN)
+            await self._commit(announced, NO_ORIGIN)
             self._renewed_ns = self._clock.monotonic_ns()
             self.term = taken.term
             self._logger.info("leading", term=taken.term)

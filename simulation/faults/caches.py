@@ -41,8 +41,9 @@ SHAPE = Shape(
     blocks_per_rank=12,
     queue_max=8,
     skews_ms=50,
+    older=True,
 )
-"""Caches so small that every chapter evicts."""
+"""Caches so small that every chapter evicts; policies are the chapters' own."""
 
 FAULTS: tuple[tuple[FaultKind, tuple[str, ...]], ...] = (
     ("kill", ("cachemgr-a", "cachemgr-b")),

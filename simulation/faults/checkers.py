@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from services.controller.opening import NEW_POOL
 from services.ledger.lives import EpochLives, RequestLives
 from shared.contracts.codec import decode_at
 from shared.contracts.envelope import Stored
@@ -16,6 +17,7 @@ from shared.contracts.events import (
     NodeDeclaredLost,
     NodeLost,
     NodeRegistered,
+    ParametersChanged,
     PrefillAborted,
     PrefillCompleted,
     PrefillStarted,
@@ -30,10 +32,11 @@ class Violation(Exception):
 
 
 class LogChecker:
-    """Is given every message in the turn in which it is stored. `events` keeps them."""
+    """Is given every message in the turn in which it is stored. `events` keeps them. A pool that `is_new` must be opened."""
 
-    def __init__(self, violated: Callable[[str], None]) -> None:
+    def __init__(self, violated: Callable[[str], None], *, is_new: bool) -> None:
         self.events: list[Stored] = []
+        self._unopened, self._opens_now = is_new, False
         self._violated = violated
         self._requests = RequestLives(violated)
         self._epochs = EpochLives(violated)
@@ -62,8 +65,20 @@ class LogChecker:
         self._last_of[event.source] = event.source_seq
         self._requests.fold(event, incomplete=False)
         self._epochs.fold(event, incomplete=False)
+        self._check_opening(stored)
         self._check(stored)
         self._check_work(stored)
+
+    def _check_opening(self, stored: Stored) -> None:
+        """A new pool is opened by its first leader, in the batch that takes the term; no pool is opened at any other time."""
+        data = stored.data
+        opens = isinstance(data, ParametersChanged) and data.asked_by == NEW_POOL.asked_by
+        if opens != self._opens_now:
+            self._violated(
+                f"{stored.stream_seq}: {stored.event.type} where the pool {'opens' if opens else 'must open'}"
+            )
+        self._opens_now = self._unopened and isinstance(data, LeadershipTaken)
+        self._unopened = self._unopened and not self._opens_now
 
     def _check(self, stored: Stored) -> None:
         match stored.data:

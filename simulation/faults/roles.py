@@ -8,6 +8,7 @@ from typing import Any
 from services.cachemgr import hosting as cachemgr
 from services.cachemgr.settings import CacheManagerSettings
 from services.controller import hosting as controller
+from services.controller.decider import initial, take_leadership
 from services.controller.settings import ControllerSettings
 from services.router import hosting as router
 from services.router.settings import RouterSettings
@@ -17,7 +18,9 @@ from services.worker.engine.protocol import Engine
 from services.worker.engines import engines
 from services.worker.settings import WorkerSettings
 from shared.contracts.ids import NodeId
-from simulation.faults.process import Process
+from shared.runtime.appending import NO_ORIGIN
+from shared.runtime.settings import ServiceSettings
+from simulation.faults.process import Outside, Process
 from simulation.faults.scenario import Shape
 from simulation.scoring import InlineScorer
 
@@ -59,6 +62,14 @@ async def host(process: Process, shape: Shape) -> Service:
             return await _worker(process, shape, NodeId(rest))
         case _:
             raise AssertionError(f"no role is called {process.name}")
+
+
+async def led_before(outside: Outside) -> None:
+    """The log of a pool that an older version has led, which knew nothing to open one with."""
+    past = Process("controller-0", 0, outside, 0)
+    first = take_leadership(initial(), past.source, 1)
+    [(_, taken)] = past.runtime(ServiceSettings(pool=POOL)).sealer(past.source).seal([first], NO_ORIGIN)
+    await outside.log.append([taken], {})
 
 
 async def _router(process: Process) -> Service:

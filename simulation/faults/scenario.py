@@ -43,6 +43,9 @@ TENANTS = ("many", "many", "many", "few", "other")
 TENANTS_SHARE = 0.25
 """Of all scenarios, those in which the requests are several tenants', and an operator gives them limits and shares."""
 
+OLDER_SHARE = 0.4
+"""Of all scenarios, those whose pool was not opened with what is recommended now."""
+
 
 class Fault(NamedTuple):
     """`target` is a role's name; empty for everybody at once."""
@@ -84,7 +87,8 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The pool. Compositions are the nodes' first ones."""
+    """The pool. Compositions are the nodes' first ones. An `older` pool was led before there was anything to open one with, and
+    has the paper's policies until somebody asks for others."""
 
     routers: int
     standbys: bool
@@ -93,6 +97,7 @@ class Shape:
     blocks_per_rank: int
     queue_max: int
     skews_ms: int
+    older: bool = False
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -156,6 +161,7 @@ def draw(seed: int) -> Scenario:
     policies = [Ask(at_s, "parameters", 0, round(chance.random(), 6)) for at_s in (0.5, 1.5) if chance.random() < 0.5]
     asks = sorted([*policies, *(_ask(chance, shape, lasts_s) for _ in range(chance.choice((0, 0, 1, 2, 4))))])
     faults = sorted(_fault(chance, shape, lasts_s) for _ in range(chance.choice((0, 1, 2, 2, 3, 4, 6, 8))))
+    shape = replace(shape, older=Random(f"older {seed}").random() < OLDER_SHARE)
     of_tenants = Random(f"tenants {seed}")
     if of_tenants.random() < TENANTS_SHARE:
         requests = [each._replace(tenant=of_tenants.choice(TENANTS)) for each in requests]

@@ -28,7 +28,7 @@ from simulation.faults.place import Place
 from simulation.faults.process import RUNS_IN, Outside, Process
 from simulation.faults.quiet import check_caches, check_probes, check_rest, not_serving, restless
 from simulation.faults.record import Tables
-from simulation.faults.roles import POOL, Service, host
+from simulation.faults.roles import POOL, Service, host, led_before
 from simulation.faults.scenario import Request, Scenario, Story
 from simulation.faults.scene import Scene, within_life
 from simulation.faults.states import check_states
@@ -71,7 +71,7 @@ class World:
             scenario=scenario,
             outside=outside,
             places={role: Place(role, skew_ms() * 1_000_000) for role in shape.roles},
-            checker=LogChecker(self.violated),
+            checker=LogChecker(self.violated, is_new=not shape.older),
             record=Tables(),
             clients=[self._client_of(f"c{number}", each) for number, each in enumerate(scenario.requests)],
         )
@@ -113,6 +113,8 @@ class World:
         everything = [self.scene.outside.subjects.all_events]
         await self.scene.outside.log.tail(everything, 0, self.scene.checker.take)
         await self.scene.outside.log.tail(everything, 0, lambda _subject, _seq, raw: self._digest.update(raw))
+        if self.scene.scenario.shape.older:
+            await led_before(self.scene.outside)
         for place in self.scene.places.values():
             self._begin(self._keep(place))
         story = self._begin(self._story())

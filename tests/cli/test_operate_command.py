@@ -22,6 +22,7 @@ from shared.contracts.events import (
     ReconfigurationPlanned,
 )
 from shared.contracts.ids import NodeId
+from shared.model.parameters import RECOMMENDED
 from tests.support.replica import Replica, Witness, eventually, witness
 from tests.support.story import adopted, committed, registered
 
@@ -54,16 +55,18 @@ async def test_parameters_are_shown_changed_and_refused_by_name(nats_server: Emb
         async def vertumnus(*arguments: str) -> tuple[int, str, str]:
             return await asyncio.to_thread(command, controller, *arguments)
 
-        status, said, _ = await vertumnus("params", "set", "lam=0.05", "cache_policy=regret", "--by", "ann")
+        status, said, _ = await vertumnus("params", "set", "lam=0.05", "cache_policy=lru", "--by", "ann")
         assert (status, said.strip()) == (0, "parameters-changed")
-        [changed] = seeing.all(ParametersChanged)
-        assert (changed.changes, changed.asked_by) == ({"lam": 0.05, "cache_policy": "regret"}, "ann")
+        opened, changed = seeing.all(ParametersChanged)
+        assert (opened.changes, opened.asked_by) == (dict(RECOMMENDED), "new pool")
+        assert (changed.changes, changed.asked_by) == ({"lam": 0.05, "cache_policy": "lru"}, "ann")
         status, said, _ = await vertumnus("params", "get", "lam", "beta", "--json")
         assert (status, json.loads(said)) == (0, {"lam": 0.05, "beta": 3.0})
         status, said, _ = await vertumnus("params", "get")
         assert status == 0
-        assert "regret" in said
         assert "price of extra GPU-seconds" in said
+        assert "New pools begin with other policies" in said
+        assert said.rstrip().endswith("params set cache_policy=regret"), said
         for wrong, complaint in (
             (("set", "lam=99"), "changes.lam: Input should be less than or equal to 10"),
             (("set", "lam"), "lam: write it as name=value"),
@@ -73,7 +76,7 @@ async def test_parameters_are_shown_changed_and_refused_by_name(nats_server: Emb
             status, _, error = await vertumnus("params", *wrong)
             assert status == 2, error
             assert complaint in " ".join(error.replace("│", " ").split())
-        assert len(seeing.all(ParametersChanged)) == 1
+        assert len(seeing.all(ParametersChanged)) == 2
         status, said, _ = await vertumnus("freeze", "--reason", "incident 7")
         assert (status, said.strip()) == (0, "frozen")
         assert [each.reason for each in seeing.all(Frozen)] == ["incident 7"]
@@ -123,3 +126,26 @@ async def test_nodes_are_pinned_moved_and_drained_by_name(
         assert (drained.node, drained.new_composition, len(drained.retiring)) == ("n1", (4, 4), 2)
         assert [each.reason for each in seeing.all(CompositionPinned)] == ["a test"]
         beats.cancel()
+
+
+async def test_a_pool_of_an_older_version_keeps_its_policies_and_says_so(
+    nats_server: EmbeddedNats, controller: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERTUMNUS_CONTROLLER_URL", controller.url)
+
+    async def params(*arguments: str) -> str:
+        said = await asyncio.to_thread(CliRunner().invoke, app, ["params", *arguments])
+        assert said.exit_code == 0, said.output
+        return said.output
+
+    async with witness(nats_server) as seeing:
+        await seeing.tell(LeadershipTaken(leader="controller-0-0000", term=1), sender="controller")
+        controller.start()
+        await eventually(lambda: len(seeing.all(LeadershipTaken)) == 2)
+        said = await params("get")
+        assert "This pool is older than the policies that new ones begin with, and runs on the paper's." in said
+        switch = said.strip().splitlines()[-1].partition(" params ")[2].split()
+        assert switch[1:] == [f"{name}={value}" for name, value in RECOMMENDED.items()]
+        assert not seeing.all(ParametersChanged)
+        assert await params(*switch) == "parameters-changed\n"
+        assert "params set" not in await params("get")

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM
 from cli.embedded.data_dir import DataDir
 from services.ledger.audit import Audit, audit
 from services.worker.engine.torch.recheck import recheck
+from shared.model.parameters import RECOMMENDED
 from tests.support.tiny_models import write_tiny_model
 from tests.support.up import Up
 
@@ -37,6 +38,9 @@ pytestmark = [
 SLACK_S = 10.0
 """A call returns within twice its predicted TTFT and this, whatever dies (its answer's few tokens take no time)."""
 CLIENTS = 4
+
+POLICIES = {**RECOMMENDED, "reconfiguration_policy": "off"}
+"""As every new pool's, but for compositions: those are the tests' own."""
 
 
 class Call(NamedTuple):
@@ -144,6 +148,7 @@ def system() -> Iterator[System]:
     os.environ.update(settings)
     try:
         running = System(directory, write_tiny_model(directory / "tiny", "qwen3"))
+        running.set(**POLICIES)
         yield running
         status, said = running.up.end(signal.SIGTERM)
         assert status == 0, said
@@ -201,7 +206,7 @@ def test_chat_streams_with_usage(system: System) -> None:
 def test_a_hot_prefix_gets_a_second_copy_that_goes_when_it_is_cold(system: System) -> None:
     """λ is set so high that the small workers serve; the prefix of one of them is copied to the other, rank to rank."""
     [prompt] = prompts(1, 60)
-    system.set(lam=10.0, cache_policy="paper", theta_intra=2.0, theta_reclaim=0.5)
+    system.set(placement_policy="paper", lam=10.0, cache_policy="paper", scan_every_s=1.0, theta_reclaim=0.5)
     try:
         answers = [system.complete(prompt)[0] for _ in range(6)]
         [installed, *_] = system.until_recorded("replica-installed")
@@ -214,7 +219,7 @@ def test_a_hot_prefix_gets_a_second_copy_that_goes_when_it_is_cold(system: Syste
         assert all(each["worker"] for each in reclaimed)
         assert system.complete(prompt)[0] == answers[0]
     finally:
-        system.set(lam=0.1, cache_policy="lru")
+        system.set(lam=0.1, theta_reclaim=0.3, **POLICIES)
 
 
 def test_a_split_leaves_prefixes_on_both_sides_and_they_come_with_the_first_prompt_that_wants_them(
@@ -223,7 +228,7 @@ def test_a_split_leaves_prefixes_on_both_sides_and_they_come_with_the_first_prom
     """At λ = 0 the largest worker serves long prompts. After its split their blocks lie on the ranks of both halves. A fetch
     that runs into its limit, as while the node's mover starts, leaves an ordinary miss; one of six does not."""
     asked = prompts(6, 470)
-    system.set(lam=0.0, reconfiguration_policy="off")
+    system.set(placement_policy="paper", lam=0.0)
     try:
         before = [system.complete(prompt) for prompt in asked]
         epoch = system.switch(1, 1, 2, 2, 2)
@@ -245,7 +250,7 @@ def test_a_split_leaves_prefixes_on_both_sides_and_they_come_with_the_first_prom
         answers = [{"prompt": prompt, "output": tokens} for prompt, (tokens, _, _) in zip(asked, after, strict=True)]
         assert recheck(model, answers).mismatches == 0
     finally:
-        system.set(lam=0.1, reconfiguration_policy="paper")
+        system.set(lam=0.1, **POLICIES)
 
 
 @pytest.mark.parametrize("victim", ["rank", "services.worker", "services.router", "services.ledger"])

@@ -41,7 +41,8 @@ class System:
 
     def __init__(self, server: EmbeddedNats, directory: Path) -> None:
         self.server = server
-        self.changes = 0
+        self.changes = 1
+        """The one that opened the pool."""
         self.pool = RouterPool(server, directory, nodes=2)
         self.cachemgr = Replica("cachemgr", server, directory)
         key = str(directory / "block.key")
@@ -71,7 +72,8 @@ class System:
         for _ in range(2):
             await self.ask(self.pool.router)
         self.changes += 1
-        await self.operate("parameters", changes={"beta": BETA, "window_s": 1})
+        policies = {"placement_policy": "paper", "reconfiguration_policy": "off"}
+        await self.operate("parameters", changes={"beta": BETA, "window_s": 1, **policies})
         await self.operate("cordon", node="n1")
 
     @asynccontextmanager

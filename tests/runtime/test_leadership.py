@@ -1,10 +1,11 @@
 """Leaders and standbys over the in-memory log, bus and lease, with a clock that stands still until told."""
 
 import random
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from shared.contracts.envelope import Stored
+from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import Frozen, LeadershipTaken, Thawed
 from shared.contracts.ids import Source
 from shared.contracts.subjects import Subjects
@@ -14,7 +15,7 @@ from shared.runtime.fence import Fence
 from shared.runtime.leadership import Leadership, NotLeading
 from shared.runtime.lease import LEASE_S, CellLease
 from shared.runtime.memory import ManualClock, MemoryCell, MemoryLog
-from shared.runtime.ports import Unavailable
+from shared.runtime.ports import Entry, Unavailable
 from shared.runtime.projection import Projection
 
 SUBJECTS = Subjects("main")
@@ -44,8 +45,8 @@ class World:
         self.cell = MemoryCell()
         self.projections: list[Projection[Terms]] = []
 
-    async def process(self, name: str, at_least: int = 1) -> tuple[Leadership, Terms]:
-        """One started process, whose terms are at least this."""
+    async def process(self, name: str, at_least: int = 1, *together: EventData) -> tuple[Leadership, Terms]:
+        """One started process, whose terms are at least this, and announced `together` with these."""
         terms = Terms()
         projection = Projection(self.log, [SUBJECTS.control], terms, lambda state, stored: state.evolve(stored))
         sealer = Sealer(
@@ -55,7 +56,7 @@ class World:
             CellLease(self.cell, name, self.clock),
             projection,
             Fence(projection, sealer, SUBJECTS.control, self.clock),
-            lambda lease_term: LeadershipTaken(leader=name, term=max(lease_term, at_least)),
+            lambda lease_term: [LeadershipTaken(leader=name, term=max(lease_term, at_least)), *together],
             self.clock,
         )
         self.projections.append(projection)
@@ -77,6 +78,25 @@ async def test_a_leader_decides_and_a_standby_does_not() -> None:
     assert seen.frozen, "folded before decide returns"
     with pytest.raises(NotLeading):
         await second.decide(lambda: FREEZE)
+
+
+async def test_what_goes_with_a_term_is_stored_in_its_batch_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    batches = []
+    append = world.log.append
+
+    async def counted(entries: Sequence[Entry], expected: Mapping[str, int]) -> int:
+        batches.append([entry.type for entry in entries])
+        return await append(entries, expected)
+
+    monkeypatch.setattr(world.log, "append", counted)
+    first, seen = await world.process("a", 1, *FREEZE)
+    assert (first.term, seen.taken, seen.frozen) == (1, [1], True)
+    assert batches == [["leadership-taken", "frozen"]]
+    elsewhere = World()  # a lease of its own, and a view that is older than the first term
+    elsewhere.log, elsewhere.clock = world.log, world.clock
+    late, _ = await elsewhere.process("b", 2, Thawed(asked_by="me"))
+    assert (late.term, seen.taken, seen.frozen) == (2, [1, 2], False)
 
 
 async def test_nothing_is_stored_when_there_is_nothing_to_decide() -> None:

@@ -105,7 +105,7 @@ class Pool:
             CellLease(self.cell, name, self.clock),
             projection,
             Fence(projection, self._sealer(name), SUBJECTS.control, self.clock),
-            lambda lease_term: decider.take_leadership(state, name, lease_term),
+            lambda lease_term: [decider.take_leadership(state, name, lease_term)],
             self.clock,
         )
         controller = Controller(

@@ -60,7 +60,7 @@ class World:
             CellLease(self.lease, name, self.clock),
             projection,
             Fence(projection, self._sealer(name), SUBJECTS.control, self.clock),
-            lambda lease_term: decider.take_leadership(state, name, lease_term),
+            lambda lease_term: [decider.take_leadership(state, name, lease_term)],
             self.clock,
         )
         await projection.start()

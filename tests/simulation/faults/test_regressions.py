@@ -13,6 +13,7 @@ TWO_NODES = Shape(
     blocks_per_rank=12,
     queue_max=8,
     skews_ms=50,
+    older=True,
 )
 
 REGRESSIONS = {
