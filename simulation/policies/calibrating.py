@@ -180,9 +180,7 @@ def regret_steps(setup: Setup, horizon_s: float | None) -> Iterator[list[Trial]]
 
 
 def _under(setup: Setup, parameters: Mapping[str, Any], *, watched: bool = False) -> Setup:
-    together = {**setup.parameters, **parameters}
-    managed = watched or together.get("cache_policy", Parameters().cache_policy) != "lru"
-    return replace(setup, parameters=together, cache_manager=managed)
+    return replace(setup, parameters={**setup.parameters, **parameters}, cache_manager=watched)
 
 
 def _is_better(one: Tried, other: Tried) -> bool:

@@ -12,6 +12,7 @@ from shared.contracts.envelope import Channel, EventData, Stored
 from shared.contracts.events import EpochAborted, EpochCommitted
 from shared.contracts.ids import NodeId, Source
 from shared.model.cost import US_PER_S
+from shared.model.parameters import Parameters
 from simulation.policies.agenda import Agenda
 from simulation.policies.copies import Copies
 from simulation.policies.journal import Journal
@@ -37,9 +38,10 @@ class Control:
         self._journal = journal
         self._nodes = nodes
         self.state = controller.initial()
-        adapts = {**FIXED, **setup.parameters}["reconfiguration_policy"] != "off"
+        asked = {**Parameters().model_dump(), **FIXED, **setup.parameters}
         # A switch is committed when the cache manager has told what the new workers start with.
-        self.manager = cachemgr.initial(setup.coefficients) if setup.cache_manager or adapts else None
+        managed = setup.cache_manager or asked["cache_policy"] != "lru" or asked["reconfiguration_policy"] != "off"
+        self.manager = cachemgr.initial(setup.coefficients) if managed else None
         self._copies = Copies(setup, agenda, nodes)
         self._scan_after_ns = 0
         journal.listen(self._hear)

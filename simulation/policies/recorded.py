@@ -187,7 +187,9 @@ class Run:
         named = dict(
             zip(begin.compositions, Setup(tuple(begin.compositions.values()), self._cost()).nodes, strict=True)
         )
-        changes = begin.parameters.model_dump(exclude={"version", "frozen"}, exclude_defaults=True)
+        # Compositions are those at the beginning: without this, `forecast` would go on changing them.
+        left = {"version", "frozen", "reconfiguration_policy"}
+        changes = begin.parameters.model_dump(exclude=left, exclude_defaults=True)
         return Setup(
             compositions=tuple(begin.compositions.values()),
             coefficients=self._cost(),

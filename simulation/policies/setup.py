@@ -25,8 +25,8 @@ class Setup:
 
     `coefficients` are what routers and agents predict by, `truth` what steps take, if that is another set. `dispatch_s` is
     from a decision to the worker's queue, `handoff_s` from the end of a prefill to the client's first token.
-    `parameters` are changes to the defaults, as an operator makes them; `rule` is one of `simulation.baselines`, which places
-    instead of the router's own policy.
+    `parameters` are changes to the base, as an operator makes them; `cache_manager` has one at work where they ask for none;
+    `rule` is one of `simulation.baselines`, which places instead of the router's own policy.
     """
 
     compositions: tuple[Composition, ...]

@@ -20,6 +20,7 @@ from replay.verifying import EVERYTHING, Span
 from services.ledger.records import Arrival
 from shared.contracts.codec import encode
 from shared.contracts.envelope import Stored
+from shared.contracts.events import CacheScanCompleted
 from shared.contracts.ids import NodeId
 from shared.model.cost import load_coefficients
 from simulation.policies.arrivals import requests_of
@@ -33,7 +34,7 @@ from tests.services.ledger.record_writer import RecordWriter
 SETUP = Setup(
     ((4, 4), (8,)),
     load_coefficients("qwen3_30b_a3b_h20"),
-    parameters={"worker_order": "fcfs"},
+    parameters={"worker_order": "fcfs", "cache_policy": "regret", "scan_every_s": 0.5},
     noise_sd=0,
     stragglers={NodeId("n1"): 1.5},
 )
@@ -80,6 +81,8 @@ async def test_a_run_without_chance_comes_out_as_it_was(record: str, run: tuple[
     assert recorded.setup.compositions == SETUP.compositions
     assert recorded.setup.stragglers == pytest.approx({"n0": 1.0, "n1": 1.5}, abs=1e-3)
     assert recorded.setup.noise_sd == pytest.approx(0, abs=1e-3)
+    assert any(isinstance(each.data, CacheScanCompleted) for each in run[1]), "its cache policy had a manager"
+    assert recorded.setup.parameters == SETUP.parameters, "no policy that changes compositions: they stay as they were"
     found = against_recorded(recorded, replace(recorded.setup, parameters={"worker_order": "fcfs", "lam": 10}), [1, 2])
     rows = run[0].rows
     assert recorded.outcome.ttft.mean_s == pytest.approx(rows.column("ttft_us").mean() / 1e6)
