@@ -12,7 +12,8 @@ most one operation for a path and degree is under way.
     source        holders of z by load; for intra those first that are below the 25th percentile of degree C's loads
     reclaimed     at the holder with the fullest cache
 
-What has failed for a block at a worker is not asked for there during the next `REST_SCANS` scans.
+What has failed for a block at a worker is not asked for there during the next `REST_SCANS` scans, and what its engine cannot
+do is not asked for at all.
 
 Ties go to the lower id, so every process that folds the log chooses alike. Under `regret` the destination is the degree's
 least loaded worker, a missing block weighing `MISSING_US`, and reclamation needs a full cache, a second copy and a cold minute.
@@ -88,7 +89,11 @@ def reclamations(view: View, scan: int, chosen: Iterable[Wish]) -> list[Excess]:
         if not paper and view.trie.scan - candidate.node.stamp < quiet_scans:
             continue
         holding = view.holders.index.holders(candidate.node.block)
-        workers = [each for each in view.of_degree(candidate.degree) if each.id in holding and each.id not in lending]
+        workers = [
+            each
+            for each in view.of_degree(candidate.degree)
+            if each.id in holding and each.id not in lending and view.evicts(each)
+        ]
         fullest = max(workers, key=lambda each: (view.pressure(each), each.id), default=None)
         if fullest is None or (candidate.node.block, fullest.id) in busy:
             continue

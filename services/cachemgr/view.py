@@ -58,6 +58,12 @@ class View:
         assert spec is not None, "a worker's node has registered"
         return spec.blocks_per_rank * (worker.degree if spec.kv_layout == "cyclic" else 1)
 
+    def evicts(self, worker: Worker) -> bool:
+        """Whether it can give up one prefix without the others."""
+        spec = self.pool.nodes[worker.node].spec
+        assert spec is not None, "a worker's node has registered"
+        return spec.evicts
+
     def room(self, worker: Worker) -> int:
         """Blocks that neither prompts under way nor copies need, on their way or chosen. Cached ones make room."""
         spec = self.pool.nodes[worker.node].spec

@@ -182,10 +182,8 @@ def register(
     engine: EngineDescription,
     coefficients_version: str,
     chunk_tokens: int | None = None,
-    *,
-    fetches: bool = False,
 ) -> list[EventData]:
-    """The next incarnation; one that the log still believes alive ends first. The last two are as the event has them."""
+    """The next incarnation; one that the log still believes alive ends first. `chunk_tokens` is as the event has it."""
     registered = NodeRegistered(
         node=state.node,
         incarnation=state.incarnation + 1,
@@ -206,9 +204,10 @@ def register(
         epoch=state.served.epoch,
         composition=state.served.composition,
         chunk_tokens=chunk_tokens,
-        fetches=fetches,
+        fetches=engine.moves_kv,
         decode_sequences=engine.decode_sequences,
         hands_off=engine.lends,
+        evicts=engine.evicts,
     )
     return [*lose(state, "the agent was restarted"), registered]
 

@@ -108,8 +108,7 @@ class Incarnation:
             await self.engine.adopt(geometry.epoch, geometry.composition)
         serve(self.state, geometry, {})
         version, chunk_tokens = self.ports.coefficients.version, self.ports.step_limits.chunk_tokens
-        fetches = self.description.moves_kv
-        self.ports.outbox.record(register(self.state, self.description, version, chunk_tokens, fetches=fetches))
+        self.ports.outbox.record(register(self.state, self.description, version, chunk_tokens))
         self.ports.metrics.lives.labels(self.ports.node).inc()
         self._logger.info("registered", incarnation=self.state.incarnation, epoch=geometry.epoch)
 

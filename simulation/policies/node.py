@@ -51,7 +51,7 @@ class Node:
     def register(self) -> None:
         """The node's engine is up."""
         version, chunk_tokens = self._setup.coefficients.version, self._setup.step_limits.chunk_tokens
-        self.say(decider.register(self.state, self.engine, version, chunk_tokens, fetches=True))
+        self.say(decider.register(self.state, self.engine, version, chunk_tokens))
 
     def learn(self, stored: Stored) -> None:
         """An event of the control subject."""

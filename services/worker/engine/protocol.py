@@ -64,13 +64,13 @@ class EngineDescription:
     blocks_per_rank: int
     prompt_tokens_max: int
     kv_bytes_per_token: int
-    device: str = "cpu"
-    """What computes; `modelled` where nothing does."""
+    device: str = "cpu"  # `modelled` where nothing computes
     moves_kv: bool = True  # or copies compute a prefix anew
     decode_sequences: int = 0
     """How many a decode rank takes at a time, hand-offs beyond it wait. 0 for an engine that takes none from other nodes."""
     lends: bool = False
     """Whether other nodes of the same kind can read its KV, and it theirs."""
+    evicts: bool = True  # single prefixes, or `evict` is refused
 
 
 @dataclass(frozen=True, slots=True)

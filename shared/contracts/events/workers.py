@@ -20,7 +20,8 @@ class NodeRegistered(EventData):
     `epoch` and `composition` are what it booted: its last committed composition, or epoch 0 and none. `chunk_tokens` is what
     a step computes at most of one prompt, None if prompts are not cut; `fetches` says that an assignment may name blocks to
     be read from another worker. `decode_sequences` is how many requests a decode rank takes at a time, 0 if it takes none that
-    another node has prefilled; `hands_off` that a prefill of this node may go on at another's decode rank.
+    another node has prefilled; `hands_off` that a prefill of this node may go on at another's decode rank. `evicts` says that
+    single prefixes can be taken out of its caches.
     """
 
     node: NodeId
@@ -45,6 +46,7 @@ class NodeRegistered(EventData):
     fetches: bool = False
     decode_sequences: int = Field(default=0, ge=0)
     hands_off: bool = False
+    evicts: bool = True
 
 
 @event("node-lost", channel=Channel.WORKERS, senders=("worker",))

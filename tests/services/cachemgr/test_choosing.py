@@ -451,6 +451,10 @@ def test_regret_reclaims_only_second_copies_in_full_caches_that_stayed_cold(stor
     story.stores(ONE, "a")  # or nothing has happened since the last scan
     [found] = reclaims(story)
     assert (found.z, found.worker) == (block(names[-1]), OTHER_FOUR)
+    for node in story.state.pool.nodes.values():
+        assert node.spec is not None
+        node.spec = node.spec.model_copy(update={"evicts": False})
+    assert reclaims(story) == [], "an engine that would refuse is not asked, again and again"
 
 
 def test_events_of_an_operation_are_told_apart_by_their_correlation(story: CacheStory) -> None:

@@ -105,6 +105,7 @@ class SglangEngine:
             kv_bytes_per_token=model.kv_bytes_per_token,
             device="sglang",
             moves_kv=False,
+            evicts=settings.adaptive,
         )
 
     def health(self) -> Health:

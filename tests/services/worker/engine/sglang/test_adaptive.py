@@ -53,7 +53,7 @@ async def told(tmp_path: Path) -> AsyncIterator[Told]:
         silence_s=60.0,
     )
     engine = SglangEngine(settings, SkippingClock(), random.Random(1))
-    assert engine.describe().degrees == (1, 2, 4)
+    assert (engine.describe().degrees, engine.describe().evicts) == ((1, 2, 4), True)
     told = Told(engine, Server())
     for unit in told.units:
         unit.fold(Message(0, [BlockStored([1, 2, 3], None, 16, "GPU")]))

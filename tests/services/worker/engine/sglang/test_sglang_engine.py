@@ -261,7 +261,7 @@ async def test_servers_of_fixed_degree_say_why_they_stay(settings: SglangSetting
         settings, servers=(ServerAddress(url="http://n:1", degree=2), ServerAddress(url="http://n:2", degree=2))
     )
     engine = SglangEngine(two, SystemClock(), random.Random(1))
-    assert (engine.describe().degrees, engine.describe().prefill_ranks) == ((2,), 4)
+    assert (engine.describe().degrees, engine.describe().prefill_ranks, engine.describe().evicts) == ((2,), 4, False)
     with pytest.raises(RolledBack, match=r"\(4,\).*fixed degrees.*\(2, 2\) only"):
         await engine._geometry.adopt((4,))
     assert len(await engine._geometry.adopt((2, 2))) == 4
