@@ -65,10 +65,14 @@ def half_at(speedup: float) -> Half:
     return half._replace(speedup=speedup, choices=replace(half.choices, settings=own))
 
 
-def keep_compositions(system: RunningSystem) -> None:
-    """What is compared is one pool from beginning to end."""
+POLICIES = {"reconfiguration_policy": "off", "placement_policy": "paper", "cache_policy": "lru"}
+"""What is compared is one pool from beginning to end, under the policies that the published table was taken with."""
+
+
+def set_policies(system: RunningSystem) -> None:
+    """As an operator would."""
     url, key = system.services["controller"].url, system.operator_key_file.read_text().strip()
-    asked = {"asked_by": "bench", "reason": "validity", "changes": {"reconfiguration_policy": "off"}}
+    asked = {"asked_by": "bench", "reason": "validity", "changes": POLICIES}
     answer = httpx.post(f"{url}/v1/operator/parameters", json=asked, headers={"Authorization": f"Bearer {key}"})
     answer.raise_for_status()
 
@@ -79,7 +83,7 @@ def recorded_runs(minutes: float, speedup: float) -> dict[str, Recorded]:
     with tempfile.TemporaryDirectory() as folder:
         stage = Stage(half, DataDir(Path(folder)), print, threading.Event())
         with stage.running() as system:
-            keep_compositions(system)
+            set_policies(system)
             answered = 0
             for number, shape in enumerate((FIT, COMPARE)):
                 rows = [

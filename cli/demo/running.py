@@ -11,7 +11,7 @@ import orjson
 
 from cli.demo.halves import Half
 from cli.embedded.data_dir import RunningSystem
-from cli.embedded.moving import Moved, move
+from cli.embedded.moving import Moved, move, pin
 from cli.trace.measuring import OK, Outcome, Report
 from cli.trace.prompts import prompt_tokens
 from cli.trace.sending import Target, first_model, send
@@ -83,7 +83,10 @@ async def served_and_moved(
 
 
 async def _moved(half: Half, system: RunningSystem, due: list[asyncio.Event]) -> list[Moved]:
-    moved = []
+    moved: list[Moved] = []
+    if half.moves:
+        # What the half shows of this node are its own moves; policies move what it leaves to them.
+        await pin(system, FIRST_NODE, "demo", SystemClock())
     for composition, event in zip(half.moves, due, strict=True):
         await event.wait()
         moved.append(await move(system, FIRST_NODE, composition, "demo", SystemClock()))

@@ -33,26 +33,45 @@ class Moved(NamedTuple):
     why_not: str | None = None
 
 
+async def pin(system: RunningSystem, node: NodeId, asked_by: str, clock: Clock) -> None:
+    """Leave the node's compositions to whoever calls `move`. Errors: NotMoved."""
+    deadline_ns = clock.monotonic_ns() + round(LIMIT_S * 1e9)
+    async with _operator(system) as client:
+        await _ask(client, f"{node} to be pinned", "pin", {"asked_by": asked_by, "node": node}, clock, deadline_ns)
+
+
 async def move(system: RunningSystem, node: NodeId, composition: Composition, asked_by: str, clock: Clock) -> Moved:
     """Errors: NotMoved."""
-    key = {"Authorization": f"Bearer {system.operator_key_file.read_text().strip()}"}
     mark, deadline_ns = uuid4().hex, clock.monotonic_ns() + round(LIMIT_S * 1e9)
     body = {"asked_by": asked_by, "reason": mark, "node": node, "composition": list(composition)}
-    async with httpx.AsyncClient(headers=key, timeout=LIMIT_S, trust_env=False) as client:
-        controller = f"{system.services['controller'].url}/v1/operator/reconfigure"
-        asked = await client.post(controller, json=body)
-        while asked.status_code in NOT_NOW and clock.monotonic_ns() < deadline_ns:
-            await clock.sleep(POLL_S)
-            asked = await client.post(controller, json=body)
-        if asked.is_error:
-            raise NotMoved(f"{node} to {composition}: {asked.text[:200]}")
-        if not asked.json()["events"]:
+    async with _operator(system) as client:
+        if not await _ask(client, f"{node} to {composition}", "reconfigure", body, clock, deadline_ns):
             return Moved(composition)
         while clock.monotonic_ns() < deadline_ns:
             if (moved := await _ended(client, system.console_url, mark)) is not None:
                 return moved
             await clock.sleep(POLL_S)
     raise NotMoved(f"{node} to {composition}: no end on the record within {LIMIT_S:.0f} s")
+
+
+def _operator(system: RunningSystem) -> httpx.AsyncClient:
+    key = {"Authorization": f"Bearer {system.operator_key_file.read_text().strip()}"}
+    url = f"{system.services['controller'].url}/v1/operator/"
+    return httpx.AsyncClient(base_url=url, headers=key, timeout=LIMIT_S, trust_env=False)
+
+
+async def _ask(
+    client: httpx.AsyncClient, what: str, command: str, body: dict[str, Any], clock: Clock, deadline_ns: int
+) -> list[str]:
+    """The events that came of it, as soon as the controller can. Errors: NotMoved."""
+    asked = await client.post(command, json=body)
+    while asked.status_code in NOT_NOW and clock.monotonic_ns() < deadline_ns:
+        await clock.sleep(POLL_S)
+        asked = await client.post(command, json=body)
+    if asked.is_error:
+        raise NotMoved(f"{what}: {asked.text[:200]}")
+    events: list[str] = asked.json()["events"]
+    return events
 
 
 async def _ended(client: httpx.AsyncClient, record_url: str, mark: str) -> Moved | None:
