@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cli.checks import Check
+from cli.terminal import reason
 from services.worker.engine.protocol import EngineError
 from services.worker.engine.sglang.facts import Facts, decode_refusals, refusals
 from services.worker.engine.sglang.model_facts import read_model
@@ -26,10 +27,7 @@ def sglang_checks(model: Path | None) -> list[Check]:
     try:
         settings = WorkerSettings(engine="sglang", **named).sglang()
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = "".join(f"{each}: " for each in first["loc"])
-        found = field + first["msg"].removeprefix("Value error, ")
-        return [Check("SGLang", False, found, "VERTUMNUS_SGLANG_SERVERS and what goes with it")]
+        return [Check("SGLang", False, reason(error), "VERTUMNUS_SGLANG_SERVERS and what goes with it")]
     urls = [*(each.url for each in settings.servers), *(each.url for each in settings.decode)]
     try:
         return list(judge(settings, asyncio.run(_ask(urls, settings.key))))

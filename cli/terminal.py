@@ -1,5 +1,6 @@
 """What all commands print alike: how wide, and an error in the user's words."""
 
+from pydantic import ValidationError
 from rich.console import Console
 
 PIPED_COLUMNS = 200
@@ -15,7 +16,10 @@ def output() -> Console:
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, without the number that the system has for it."""
+    """What went wrong, without the number that the system has for it; of settings the first that is wrong."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return ": ".join([*map(str, first["loc"]), first["msg"].removeprefix("Value error, ")])
     return str(error)

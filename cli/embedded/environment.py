@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from cli.embedded.data_dir import DataDir
+from cli.embedded.processes import StartFailed
+from cli.embedded.supervisor import READY_LIMIT_S
+from cli.terminal import reason
 from shared.model.lattice import Composition
 
 TORCH_BLOCK_TOKENS = 16
@@ -67,3 +72,17 @@ def service_environment(name: str, choices: SystemChoices, servers: Servers, hom
     }
     more = {f"VERTUMNUS_{key.upper()}": value for key, value in choices.settings.get(name, {}).items()}
     return {**DEFAULTS[choices.engine], **os.environ, **common, **own.get(name, {}), **more}
+
+
+def services_limit_s(choices: SystemChoices) -> float:
+    """How long the services may take to become ready. SGLang's servers load weights, and how long they may is a setting of the
+    worker that waits for them. Errors: StartFailed if the worker's settings are refused."""
+    if choices.engine != "sglang":
+        return READY_LIMIT_S
+    from services.worker.settings import WorkerSettings
+
+    try:
+        worker = WorkerSettings(engine="sglang", model_dir=choices.model_dir)
+    except ValidationError as error:
+        raise StartFailed(f"worker: {reason(error)}") from None
+    return READY_LIMIT_S + worker.sglang_start_s

@@ -34,6 +34,9 @@ class EmbeddedNats:
 
     name = "nats"
 
+    why_not_ready = "it does not run"
+    """There is no other reason: see `ready`."""
+
     def __init__(self, directory: Path, *, sync_always: bool = True) -> None:
         self.directory = directory
         self.log = directory / "nats.log"

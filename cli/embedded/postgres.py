@@ -37,6 +37,9 @@ class EmbeddedPostgres:
 
     name = "postgres"
 
+    why_not_ready = "it does not run"
+    """There is no other reason: see `ready`."""
+
     def __init__(self, directory: Path, *, durable: bool = True) -> None:
         self._user = NOBODY if os.geteuid() == 0 else None
         self.directory = reachable(directory, self._user)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from cli.embedded.loopback import HOST, answers_ok
+from cli.embedded.loopback import HOST, refusal
 from cli.embedded.processes import end_group, spawn, stop
 
 STOP_LIMIT_S = 40.0
@@ -22,6 +22,7 @@ class ServiceProcess:
         self._module = module
         self._env = {**env, "VERTUMNUS_HTTP_HOST": HOST, "VERTUMNUS_HTTP_PORT": str(port)}
         self._process: subprocess.Popen[bytes] | None = None
+        self.why_not_ready = ""
 
     @property
     def url(self) -> str:
@@ -41,7 +42,8 @@ class ServiceProcess:
 
     def ready(self) -> bool:
         """Whether the service says that it can do its work."""
-        return self._process is not None and answers_ok(self.port, "/readyz")
+        self.why_not_ready = "it does not run" if self._process is None else refusal(self.port, "/readyz") or ""
+        return not self.why_not_ready
 
     def exit_status(self) -> int | None:
         """The status the process ended with, None while it runs or has been stopped."""

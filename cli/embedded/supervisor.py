@@ -16,6 +16,9 @@ POLL_S = 0.1
 READY_LIMIT_S = 120.0
 """Eight ranks that import torch and map the weights on a loaded two-core machine; an idle one takes a third."""
 
+TELL_AFTER_S = 10.0
+"""A start that takes longer says what it waits for."""
+
 
 class Child(Protocol):
     """A process the supervisor keeps: `EmbeddedNats`, `EmbeddedPostgres`, `ServiceProcess`."""
@@ -28,6 +31,9 @@ class Child(Protocol):
 
     @property
     def pid(self) -> int | None: ...
+
+    @property
+    def why_not_ready(self) -> str: ...
 
     def start(self) -> None: ...
 
@@ -68,7 +74,7 @@ class Supervisor:
         self._interrupted = interrupted
         self._kept: list[_Kept] = []
 
-    def start(self, children: Sequence[Child]) -> None:
+    def start(self, children: Sequence[Child], limit_s: float = READY_LIMIT_S) -> None:
         """Start `children` side by side and wait until all are ready. Errors: StartFailed; Interrupted."""
         begun = time.monotonic()
         for child in children:
@@ -76,11 +82,18 @@ class Supervisor:
             self._kept.append(_Kept(child, started_s=time.monotonic()))
             child.start()
         waiting = list(children)
+        told: set[str] = set()
         while waiting:
             for child in [child for child in waiting if child.ready()]:
                 self._say(f"{child.name} is ready ({time.monotonic() - begun:.1f} s)")
                 waiting.remove(child)
-            self._refuse_lost(waiting, time.monotonic() - begun)
+            self._refuse_lost(waiting, time.monotonic() - begun, limit_s)
+            if time.monotonic() - begun > TELL_AFTER_S:
+                waits = [f"{child.name} is not ready: {child.why_not_ready}" for child in waiting]
+                for line in waits:
+                    if line not in told:
+                        self._say(line)
+                told.update(waits)
             self._interrupted.wait(POLL_S if waiting else 0)
             self._check_interrupted()
 
@@ -115,7 +128,7 @@ class Supervisor:
         if self._interrupted.is_set():
             raise Interrupted
 
-    def _refuse_lost(self, waiting: Sequence[Child], waited_s: float) -> None:
+    def _refuse_lost(self, waiting: Sequence[Child], waited_s: float, limit_s: float) -> None:
         """StartFailed if a child that others wait for has ended, or has had its time."""
         for child in waiting:
             status = child.exit_status()
@@ -123,9 +136,10 @@ class Supervisor:
                 raise StartFailed(
                     f"{child.name} ended with status {status} while starting; {child.log} says:\n{tail(child.log)}"
                 )
-            if waited_s > READY_LIMIT_S:
+            if waited_s > limit_s:
                 raise StartFailed(
-                    f"{child.name} was not ready within {READY_LIMIT_S:.0f} s; {child.log} says:\n{tail(child.log)}"
+                    f"{child.name} was not ready within {limit_s:.0f} s: {child.why_not_ready}; {child.log} says:\n"
+                    f"{tail(child.log)}"
                 )
 
     def _tend(self, kept: _Kept, now_s: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cli.embedded.data_dir import DataDir, RunningService, RunningSystem
-from cli.embedded.environment import Servers, SystemChoices, service_environment
+from cli.embedded.environment import Servers, SystemChoices, service_environment, services_limit_s
 from cli.embedded.loopback import free_port
 from cli.embedded.nats import EmbeddedNats
 from cli.embedded.postgres import EmbeddedPostgres
@@ -46,11 +46,12 @@ class EmbeddedSystem:
         Errors: StartFailed, Interrupted; what had started is stopped.
         """
         try:
+            limit_s = services_limit_s(self._choices)
             servers = self._start_servers()
             self._migrate(servers)
             self._say("the database schema is up to date")
             services = self._services(servers)
-            self.supervisor.start(services)
+            self.supervisor.start(services, limit_s)
             system = RunningSystem(
                 pid=os.getpid(),
                 nats_url=servers.nats_url,

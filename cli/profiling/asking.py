@@ -51,8 +51,7 @@ def worker_settings(engine: str, model: Path | None, degrees: tuple[int, ...], *
     try:
         return WorkerSettings(**chosen, prefill_ranks=max(degrees))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ValueError(reason(error)) from None
 
 
 def write_json(document: BaseModel, file: BinaryIO) -> None:

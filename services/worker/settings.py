@@ -99,6 +99,12 @@ class WorkerSettings(ServiceSettings):
         default=None,
         description="the server's command as a JSON array, if it lives and dies with its agent (sglang)",
     )
+    sglang_start_s: float = Field(
+        default=900.0,
+        gt=0,
+        le=7_200,
+        description="how long its servers may take to answer when an engine starts, as weights are loaded (sglang)",
+    )
     sglang_key_file: SecretFile | None = Field(default=None, description="API key of the servers (sglang)")
 
     modelled_vocabulary: int = Field(default=49_152, ge=2_000, le=2**31, description="generated ids stay below this")
@@ -184,5 +190,6 @@ class WorkerSettings(ServiceSettings):
             blocks_per_rank=self.blocks,
             context_tokens_max=self.context_tokens,
             silence_s=self.hung_step_s_min,
+            start_limit_s=self.sglang_start_s,
             key=self.sglang_key_file.read_text().strip() if self.sglang_key_file else None,
         )

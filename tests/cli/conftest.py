@@ -12,8 +12,10 @@ if os.environ.get("STAND_IN_FAILS"):
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200)
+        waits = os.environ.get("STAND_IN_WAITS", "")
+        self.send_response(503 if waits else 200)
         self.end_headers()
+        self.wfile.write(waits.encode())
 
     def log_message(self, *args):
         pass
@@ -24,5 +26,6 @@ HTTPServer((os.environ["VERTUMNUS_HTTP_HOST"], int(os.environ["VERTUMNUS_HTTP_PO
 
 @pytest.fixture
 def stand_in() -> str:
-    """The source of a small HTTP server that stands in for a service: every GET is answered with 200."""
+    """The source of a small HTTP server that stands in for a service: every GET is answered with 200, or with 503 and
+    the reason that STAND_IN_WAITS gives."""
     return STAND_IN

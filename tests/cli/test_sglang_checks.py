@@ -23,6 +23,7 @@ def settings(tmp_path: Path) -> SglangSettings:
         blocks_per_rank=300,
         context_tokens_max=4096,
         silence_s=60.0,
+        start_limit_s=60.0,
     )
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from cli.embedded.data_dir import DataDir
-from cli.embedded.environment import Servers, SystemChoices, service_environment
+from cli.embedded.environment import Servers, SystemChoices, service_environment, services_limit_s
+from cli.embedded.processes import StartFailed
+from cli.embedded.supervisor import READY_LIMIT_S
 
 SERVERS = Servers("nats://127.0.0.1:1", "postgresql+asyncpg://127.0.0.1:2/x")
 
@@ -39,3 +41,18 @@ def test_the_record_s_password_is_the_ledger_s_alone(tmp_path: Path, monkeypatch
     monkeypatch.delenv("VERTUMNUS_DATABASE_URL", raising=False)
     assert "VERTUMNUS_DATABASE_URL" not in told(tmp_path, "router")
     assert told(tmp_path, "ledger")["VERTUMNUS_DATABASE_URL"] == SERVERS.database_url
+
+
+def test_sglang_servers_may_take_what_their_worker_gives_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sglang = SystemChoices("sglang", tmp_path, (1,), 0)
+    with pytest.raises(StartFailed, match=r"^worker: sglang_servers: 0 servers; a node has 1 to 64$"):
+        services_limit_s(sglang)
+    monkeypatch.setenv("VERTUMNUS_SGLANG_SERVERS", '[{"url": "http://127.0.0.1:9", "degree": 1}]')
+    monkeypatch.setenv("VERTUMNUS_BLOCKS_PER_RANK", "300")
+    assert services_limit_s(sglang) == READY_LIMIT_S + 900
+    monkeypatch.setenv("VERTUMNUS_SGLANG_START_S", "1800")
+    assert services_limit_s(sglang) == READY_LIMIT_S + 1800
+    assert services_limit_s(SystemChoices("torch", tmp_path, (1,), 0)) == READY_LIMIT_S
+    monkeypatch.setenv("VERTUMNUS_SGLANG_START_S", "0")
+    with pytest.raises(StartFailed, match=r"^worker: sglang_start_s: .* greater than 0$"):
+        services_limit_s(sglang)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.embedded import supervisor
 from cli.embedded.loopback import answers_ok, free_port
 from cli.embedded.processes import StartFailed, is_running
 from cli.embedded.services import STOP_LIMIT_S, ServiceProcess
@@ -81,6 +82,33 @@ def test_a_service_that_cannot_start_is_named_with_its_last_words(bench: Bench) 
         bench.supervisor.start([bench.service("router"), bench.service("worker", STAND_IN_FAILS="1")])
     bench.supervisor.stop()
     assert bench.said[-2:] == ["worker has stopped", "router has stopped"]
+
+
+def test_a_start_that_takes_longer_says_once_what_it_waits_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "TELL_AFTER_S", 0.0)
+    reason = "g1:30000 does not answer"
+    service = bench.service("worker", STAND_IN_WAITS=reason)
+    ready, heard = service.ready, list[str]()
+
+    def look() -> bool:
+        answered = ready()
+        heard.append(service.why_not_ready)
+        if heard.count(reason) > 3:
+            bench.interrupted.set()
+        return answered
+
+    monkeypatch.setattr(service, "ready", look)
+    with pytest.raises(Interrupted):
+        bench.supervisor.start([service])
+    bench.interrupted.clear()
+    assert bench.said.count(f"worker is not ready: {reason}") == 1
+
+
+def test_a_start_that_takes_too_long_ends_with_what_it_waited_for(bench: Bench) -> None:
+    with pytest.raises(
+        StartFailed, match=r"router was not ready within 0 s: no answer \(ConnectionRefusedError\); .*router\.log"
+    ):
+        bench.supervisor.start([bench.service("router")], limit_s=0.0)
 
 
 def test_a_request_to_stop_ends_the_wait_for_a_start(bench: Bench) -> None:

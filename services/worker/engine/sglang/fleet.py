@@ -107,7 +107,7 @@ class Fleet:
                 for server in [*self.servers, *self.decode]:
                     self.facts[server] = await self._join(server)
         except TimeoutError:
-            raise EngineError(f"{self.starting} for {self._settings.start_limit_s:g} s") from None
+            raise EngineError(f"sglang_start_s: {self.starting} for {self._settings.start_limit_s:g} s") from None
         found: list[str] = []
         for server, address in zip(self.servers, self._settings.servers, strict=True):
             found += refusals(self.facts[server], address, self._settings, self._model)

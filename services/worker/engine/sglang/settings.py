@@ -76,9 +76,9 @@ class SglangSettings:
     blocks_per_rank: int
     context_tokens_max: int
     silence_s: float
+    start_limit_s: float
     key: str | None = field(default=None, repr=False)
     launch: tuple[str, ...] | None = None
-    start_limit_s: float = 900.0
     drain_s: float = 1.5
     """For units to become idle when their geometry changes. The agent has let steps end before, so only answers that a unit
     decodes itself are waited for. The controller allows a switch 2 s, and is to hear why there was none."""

@@ -51,6 +51,7 @@ async def told(tmp_path: Path) -> AsyncIterator[Told]:
         blocks_per_rank=100,
         context_tokens_max=512,
         silence_s=60.0,
+        start_limit_s=60.0,
     )
     engine = SglangEngine(settings, SkippingClock(), random.Random(1))
     assert (engine.describe().degrees, engine.describe().evicts) == ((1, 2, 4), True)

@@ -73,6 +73,7 @@ def settings_of(model: Path, decode: Replay, prefill_url: str, context_tokens: i
         blocks_per_rank=300,
         context_tokens_max=context_tokens,
         silence_s=60.0,
+        start_limit_s=60.0,
     )
 
 

@@ -26,6 +26,7 @@ SETTINGS = SglangSettings(
     blocks_per_rank=300,
     context_tokens_max=4096,
     silence_s=60.0,
+    start_limit_s=60.0,
 )
 
 

@@ -277,7 +277,7 @@ async def test_a_server_that_does_not_fit_is_refused_and_left(settings: SglangSe
 
 async def test_a_server_that_never_answers_is_named(settings: SglangSettings) -> None:
     nobody = replace(settings, servers=(ServerAddress(url="http://127.0.0.1:9", degree=1),), start_limit_s=0.1)
-    with pytest.raises(EngineError, match=r"127\.0\.0\.1:9 does not answer"):
+    with pytest.raises(EngineError, match=r"^sglang_start_s: .*127\.0\.0\.1:9 does not answer .* for 0\.1 s"):
         await SglangEngine(nobody, SystemClock(), random.Random(1)).start()
 
 
