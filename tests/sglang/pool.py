@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+from openai.types import Completion
 
 from tests.sglang.adapter_requests import BLOCKS, CONTEXT_TOKENS
 from tests.support.adapter_servers import PAGE_TOKENS, Running
@@ -25,17 +26,20 @@ BACK_S = 1_800.0
 """For a server to be started again on such a machine."""
 
 
-def settings_of(prefill: Running, units: int, decode: Sequence[Running] = ()) -> dict[str, str]:
+def settings_of(
+    prefill: Running, units: int, decode: Sequence[Running] = (), *, adaptive: bool = True
+) -> dict[str, str]:
     """The environment of the pool's services."""
     address = {"url": prefill.url, "degree": units} | ({"bootstrap_port": prefill.bootstrap_port} if decode else {})
     named = {
         "SGLANG_SERVERS": json.dumps([address]),
         "SGLANG_DECODE": json.dumps([{"url": each.url} for each in decode]),
-        "SGLANG_ADAPTIVE": "true",
+        "SGLANG_ADAPTIVE": str(adaptive).lower(),
         "BLOCK_TOKENS": str(PAGE_TOKENS),
         "BLOCKS_PER_RANK": str(BLOCKS),
         "CONTEXT_TOKENS_MAX": str(CONTEXT_TOKENS),
         "HUNG_STEP_S_MIN": "600",
+        "NO_WORKER_WAIT_S": "60",
     }
     return {f"VERTUMNUS_{name}": value for name, value in named.items()}
 
@@ -52,23 +56,25 @@ class Pool:
         self.model = self.client.models.list().data[0].id
         self.last_id = ""
 
-    def stream(self, prompt: list[int]) -> tuple[list[int], int]:
-        """Greedy tokens of a streamed completion, and how many tokens of the prompt were cached."""
-        tokens: list[int] = []
-        cached = 0
-        chunks = self.client.completions.create(
+    def open(self, prompt: list[int], new_tokens: int = NEW_TOKENS) -> openai.Stream[Completion]:
+        """A streamed greedy completion."""
+        return self.client.completions.create(
             model=self.model,
             prompt=prompt,
-            max_tokens=NEW_TOKENS,
+            max_tokens=new_tokens,
             temperature=0,
             stream=True,
             stream_options={"include_usage": True},
             extra_body={"return_token_ids": True, "ignore_eos": True},
         )
-        for chunk in chunks:
+
+    def stream(self, prompt: list[int]) -> tuple[list[int], int]:
+        """The tokens of such a completion, and how many tokens of the prompt were cached."""
+        tokens: list[int] = []
+        cached = 0
+        for chunk in self.open(prompt):
             self.last_id = chunk.id
-            for choice in chunk.choices:
-                tokens += choice.token_ids or []  # type: ignore[attr-defined]
+            tokens += tokens_of(chunk)
             if chunk.usage is not None and chunk.usage.prompt_tokens_details is not None:
                 cached = chunk.usage.prompt_tokens_details.cached_tokens or 0
         return tokens, cached
@@ -80,7 +86,7 @@ class Pool:
     def reconfigure(self, composition: str) -> None:
         """Until it is so."""
         for _ in range(TRIES):
-            self.run("reconfigure", NODE, composition, check=False)
+            self.run("reconfigure", NODE, composition, fails=None)
             for _ in range(POLLS):
                 if self.composition() == composition:
                     return
@@ -89,12 +95,21 @@ class Pool:
 
     def aborts(self) -> list[str]:
         """Why the record says that switches were aborted, oldest first."""
-        lines = self.run("events", "tail", "--type", "epoch-aborted", "-n", "1000000", "--json").splitlines()
-        return [str(json.loads(line)["data"]["reason"]) for line in lines]
+        return [str(each["reason"]) for each in self.events("epoch-aborted")]
+
+    def decode_ranks(self, requests: Sequence[str]) -> list[list[str]]:
+        """Where each of these was to be decoded, attempt by attempt."""
+        assigned = self.events("request-assigned")
+        return [[each["decode_worker"] for each in assigned if each["request"] == request] for request in requests]
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """The data of all events of a type, oldest first."""
+        lines = self.run("events", "tail", "--type", kind, "-n", "1000000", "--json").splitlines()
+        return [json.loads(line)["data"] for line in lines]
 
     def node(self) -> dict[str, Any]:
         """What the record says of the node."""
-        told: dict[str, Any] = json.loads(self.run("status", "--json", check=False))
+        told: dict[str, Any] = json.loads(self.run("status", "--json", fails=None))
         (node,) = told["nodes"]
         return dict(node)
 
@@ -108,14 +123,24 @@ class Pool:
             assert time.monotonic() < deadline, node
             time.sleep(1.0)
 
-    def run(self, *words: str, check: bool = True) -> str:
-        """What a command prints."""
-        done = subprocess.run(
-            [sys.executable, "-c", "from cli.main import app; app()", *words],
-            env=os.environ | self._environment,
-            capture_output=True,
-            text=True,
-            timeout=1_200,
-        )
-        assert done.returncode == 0 or not check, f"{words}: {done.stdout}{done.stderr}"
-        return done.stdout
+    def run(self, *words: str, fails: bool | None = False) -> str:
+        """See `run`."""
+        return run(self._environment, *words, fails=fails)
+
+
+def run(environment: dict[str, str], *words: str, fails: bool | None = False) -> str:
+    """What a command prints; if it is to fail, also to standard error. Whether it fails may not matter (None)."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from cli.main import app; app()", *words],
+        env=os.environ | environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=1_200,
+    )
+    assert fails is None or fails == bool(done.returncode), f"{words}: {done.stdout}{done.stderr}"
+    return done.stdout + done.stderr if fails else done.stdout
+
+
+def tokens_of(chunk: Completion) -> list[int]:
+    """Those that this part of a stream adds."""
+    return [token for choice in chunk.choices for token in choice.token_ids or []]  # type: ignore[attr-defined]

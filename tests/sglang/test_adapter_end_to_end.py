@@ -1,97 +1,32 @@
-"""An OpenAI client, router, agent, a prefill server that changes its degree, and a decode server that is never told.
+"""An OpenAI client, router, agent, a prefill server that changes its degree, and two decode servers that are never told.
 
-Everything is real: `vertumnus up` with NATS, Postgres and five services, the two servers, and their transfer engine. Faults are
-made inside the prefill server, on demand (`deploy/sglang-cpu`). The tests follow each other on one pool, whose record verifies
-after all of it."""
+Everything is real: `vertumnus up` with NATS, Postgres and five services, the three servers, and their transfer engine. Faults
+are made inside the prefill server, on demand (`deploy/sglang-cpu`). The tests follow each other on one pool, whose record
+verifies after all of it."""
 
 import json
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
-from urllib.parse import urlsplit
+from threading import Event
 
-import httpx
+import openai
 import pytest
+from openai.types import Completion
 
 from tests.sglang.adapter_requests import ON_REAL_SERVERS
-from tests.sglang.pool import NODE, POLLS, TRIES, Pool, settings_of
-from tests.sglang.traffic import mixed_prompts
-from tests.support.adapter_servers import DECODE, PREFILL, Running, has_ended, launched, log_of, wait_up
-from tests.support.switching_servers import fault, wait_ended
+from tests.sglang.pool import NODE, TRIES, Pool, tokens_of
+from tests.sglang.world import ONES, World, running
+from tests.support.adapter_servers import has_ended, log_of
+from tests.support.switching_servers import fault
 
 pytestmark = ON_REAL_SERVERS
 
-UNITS = 4
-ONES = "1,1,1,1"
 AT_ONCE = 4
-
-
-class World:
-    """Two servers and a pool on them."""
-
-    def __init__(self, model: Path, directory: Path, stack: ExitStack) -> None:
-        self._model, self._directory, self._stack = model, directory, stack
-        self.faults = directory / "faults"
-        self.faults.mkdir()
-        self.prefill = self._prefill(0)
-        self.decode = stack.enter_context(launched(model, directory / "decode.log", *DECODE))
-        wait_up(self.prefill, self.decode)
-        self.environment = settings_of(self.prefill, UNITS, [self.decode])
-        self.pool = Pool(directory / "data", model, ONES, self.environment)
-        stack.callback(self.end)
-        self.prompts = mixed_prompts(8, seed=21)
-        self.expected = self.pool.answers(self.prompts)
-
-    def _prefill(self, life: int, port: int | None = None) -> Running:
-        return self._stack.enter_context(
-            launched(
-                self._model,
-                self._directory / f"prefill-{life}.log",
-                *PREFILL,
-                units=UNITS,
-                environment={"VERTUMNUS_SGLANG_FAULTS": str(self.faults)},
-                port=port,
-            )
-        )
-
-    def ask(self, composition: str, holds: Callable[[], bool]) -> None:
-        """Ask for a composition until something has come of it inside the server: a busy one may not be ready in time."""
-        for _ in range(TRIES):
-            self.pool.run("reconfigure", NODE, composition, check=False)
-            for _ in range(POLLS):
-                if holds():
-                    return
-                time.sleep(1.0)
-        raise AssertionError(f"nothing came of {composition} in {TRIES} tries")
-
-    def aborted(self) -> Callable[[], bool]:
-        """Whether a vote has gone against a switch from now on."""
-        before = log_of(self.prefill).count(": abort")
-        return lambda: log_of(self.prefill).count(": abort") > before
-
-    def replace_prefill(self) -> None:
-        """A server has died, and whoever keeps it starts it again; the node comes back by itself."""
-        wait_ended(self.prefill)
-        life = int(self.pool.node()["incarnation"])
-        self.prefill = self._prefill(life, urlsplit(self.prefill.url).port)
-        wait_up(self.prefill)
-        self.pool.wait_life(life + 1)
-        assert self.pool.answers(self.prompts) == self.expected
-
-    def pid(self, unit: int) -> int:
-        """Of the process of a unit."""
-        states = httpx.get(f"{self.prefill.url}/server_info", timeout=300).json()["internal_states"]
-        (pid,) = [each["vertumnus"]["pid"] for each in states if each["vertumnus"]["unit"] == unit]
-        return int(pid)
-
-    def end(self) -> None:
-        """Safe to repeat."""
-        if self.pool.up.process.poll() is None:
-            self.pool.up.end()
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +40,35 @@ def pool(world: World) -> Pool:
     return world.pool
 
 
+@contextmanager
+def asking(world: World) -> Iterator[None]:
+    """Clients that go on asking while the block runs. No answer that has begun is lost, or has other tokens than it should; a
+    request may be refused with 503, which says to ask again, while nobody knows yet that the only agent is gone."""
+    over = Event()
+
+    def ask(first: int) -> None:
+        for turn in count(first):
+            if over.is_set():
+                return
+            index = turn % len(world.prompts)
+            try:
+                chunks = world.pool.open(world.prompts[index])
+            except openai.InternalServerError as refused:
+                if refused.status_code != 503:
+                    raise
+            else:
+                assert [token for chunk in chunks for token in tokens_of(chunk)] == world.expected[index]
+
+    with ThreadPoolExecutor(AT_ONCE) as clients:
+        asked = [clients.submit(ask, first) for first in range(AT_ONCE)]
+        try:
+            yield
+        finally:
+            over.set()
+    for each in asked:
+        each.result()
+
+
 def test_answers_stay_the_same_through_splits_and_merges_under_traffic(world: World, pool: Pool) -> None:
     assert all(len(tokens) == 8 for tokens in world.expected)
     assert len({tuple(tokens) for tokens in world.expected}) > 4
@@ -114,6 +78,18 @@ def test_answers_stay_the_same_through_splits_and_merges_under_traffic(world: Wo
             pool.reconfigure(composition)
             assert [tokens for tokens, _ in answers] == world.expected, composition
     assert any(pool.stream(prompt)[1] for prompt in world.prompts), "a split keeps every prefix"
+
+
+def test_streams_are_decoded_where_the_fewest_tokens_are_reserved(world: World, pool: Pool) -> None:
+    with ExitStack() as open_streams:
+        streams = [open_streams.enter_context(pool.open(world.prompts[0], new_tokens=3_000)) for _ in range(4)]
+        chunks = [[next(stream) for _ in range(4)] for stream in streams]
+        ids = [each[0].id.removeprefix("cmpl-") for each in chunks]
+        assert pool.decode_ranks(ids) == [[f"{NODE}/decode/{rank}"] for rank in (0, 1, 0, 1)]
+        assert [running(server) for server in world.decode] == [2, 2]
+    begun = [[token for chunk in each for token in tokens_of(chunk)] for each in chunks]
+    for tokens in begun:
+        assert tokens[:4] == world.expected[0][:4], "a stream from either server begins with the same tokens"
 
 
 def test_a_unit_that_is_not_ready_stops_a_switch(world: World, pool: Pool) -> None:
@@ -163,11 +139,56 @@ def test_a_follower_that_dies_in_a_merged_group_costs_the_node_one_life(world: W
     world.replace_prefill()
 
 
-def test_doctor_finds_both_servers_fit(world: World, pool: Pool, model: Path) -> None:
-    found = json.loads(pool.run("doctor", "--sglang", "--json", "--model", str(model), check=False))
-    checks = {each["name"]: each for each in found}
-    assert checks["SGLang prefill"]["ok"], checks
-    assert checks["SGLang decode"]["ok"], checks
+@pytest.mark.parametrize(("after", "composition"), [("prepare", "4"), ("commit", "2,2")])
+def test_an_agent_that_dies_in_a_switch_leaves_nothing_held_and_nothing_lost(
+    world: World, pool: Pool, after: str, composition: str
+) -> None:
+    """Work that comes to the server meanwhile waits for the end of the lease; the pool's own goes on with the next agent."""
+    for _ in range(TRIES):
+        pool.reconfigure(ONES)
+        life = int(pool.node()["incarnation"])
+        with asking(world):
+            epoch = world.kill_agent(after, composition)
+            lease_ended = f"the lease of epoch {epoch} has ended"
+            in_time = lease_ended not in log_of(world.prefill)
+            assert world.generate(world.prompts[0]) == world.expected[0]
+            in_time &= lease_ended in log_of(world.prefill)
+            pool.wait_life(life + 1)
+        assert world.composition() == pool.composition() == ONES, "what the log has committed"
+        in_time &= f"epoch {epoch}: {'commit' if after == 'commit' else 'abort'}, in force" in log_of(world.prefill)
+        if in_time:
+            break
+    else:
+        raise AssertionError(f"no agent died in time in {TRIES} tries")
+    assert pool.answers(world.prompts) == world.expected
+
+
+def test_a_decode_server_that_dies_loses_no_stream_and_is_taken_again(world: World, pool: Pool) -> None:
+    def read(stream: openai.Stream[Completion]) -> list[int]:
+        return [token for chunk in stream for token in tokens_of(chunk)]
+
+    whole = read(pool.open(world.prompts[1], new_tokens=600))
+    streams = [pool.open(world.prompts[1], new_tokens=600) for _ in range(2)]
+    begun = [next(stream) for stream in streams]
+    os.killpg(world.decode[1].pid, signal.SIGKILL)
+    for chunk, stream in zip(begun, streams, strict=True):
+        assert [*tokens_of(chunk), *read(stream)] == whole
+    ids = [chunk.id.removeprefix("cmpl-") for chunk in begun]
+    first, second = pool.decode_ranks(ids)
+    assert (first, second[0], len(second) > 1) == ([f"{NODE}/decode/0"], f"{NODE}/decode/1", True)
+    assert pool.answers(world.prompts) == world.expected
+    world.replace_decode(1)
+    with ExitStack() as open_streams:
+        again = [open_streams.enter_context(pool.open(world.prompts[0], new_tokens=3_000)) for _ in range(2)]
+        for stream in again:
+            next(stream)
+        assert [running(server) for server in world.decode] == [1, 1]
+
+
+def test_doctor_finds_all_servers_fit(world: World, pool: Pool, model: Path) -> None:
+    found = json.loads(pool.run("doctor", "--sglang", "--json", "--model", str(model), fails=None))
+    servers = [(each["name"], each["ok"]) for each in found if each["name"].startswith("SGLang")]
+    assert servers == [("SGLang prefill", True), ("SGLang decode", True), ("SGLang decode", True)], found
 
 
 def test_the_record_explains_and_verifies(world: World, pool: Pool) -> None:

@@ -16,33 +16,13 @@ from sglang.srt.runtime_context import get_parallel
 from services.worker.engine.sglang.plugin import wire
 from services.worker.engine.sglang.plugin.ballot import Ballot, Decision, Store
 from services.worker.engine.sglang.plugin.desk import Desk
+from services.worker.engine.sglang.plugin.waiting import Waiting
 from services.worker.engine.sglang.plugin.wire import Commit, InForce, Prepare, Release
 
 LOOK_MS = 50
 """How often a lease is looked at when no message comes."""
 
-HELD_MAX = 1 << 14
-"""Messages held for one unit; more of them end the lease. SGLang itself puts no bound on what waits."""
-
 logger = logging.getLogger(__name__)
-
-
-class Held:
-    """Stands in for a unit's socket and keeps what is sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-
-    def send(self, *arguments: Any, **keywords: Any) -> None:
-        self.sent.append(("send", arguments, keywords))
-
-    def send_pyobj(self, *arguments: Any, **keywords: Any) -> None:
-        self.sent.append(("send_pyobj", arguments, keywords))
-
-    def flush(self, into: Any) -> None:
-        """Send everything, in order."""
-        for name, arguments, keywords in self.sent:
-            getattr(into, name)(*arguments, **keywords)
 
 
 class ControllerHooks:
@@ -53,8 +33,8 @@ class ControllerHooks:
         self._store: Store | None = None
         self._desk: Desk | None = None
         self._sockets: list[Any] = []
-        self._held: dict[int, Held] = {}
-        self._aborts: list[AbortReq] = []
+        self._waiting = Waiting()
+        self._held: set[int] = set()
         self._ranks_per_unit = 1
 
     def event_loop(self, _original: Callable[..., None], controller: Any) -> None:
@@ -69,8 +49,9 @@ class ControllerHooks:
     def control(self, original: Callable[..., None], controller: Any, message: Any) -> None:
         """Pass a control message to every unit. Around both methods that do so."""
         verb = self._read(message)
-        if isinstance(message, AbortReq) and self._held:
-            self._aborts.append(message)  # again behind the work that it may be about
+        if isinstance(message, AbortReq):
+            for unit in self._held:  # again behind the work that it may be about
+                sock_send(self._waiting.keeper(unit), message)
         ending = isinstance(verb, Release) and self._at().ends(verb)
         if ending:
             self._end()
@@ -110,8 +91,7 @@ class ControllerHooks:
                 return InForce(desk.composition)
 
     def _look(self, controller: Any) -> None:
-        full = any(len(held.sent) > HELD_MAX for held in self._held.values())
-        if full or self._at().expired(time.monotonic()):
+        if self._waiting.full or self._at().expired(time.monotonic()):
             pending = self._at().pending
             assert pending is not None, "nothing is held without an epoch under way"
             logger.warning("vertumnus: the lease of epoch %d has ended", pending.epoch)
@@ -137,23 +117,19 @@ class ControllerHooks:
     def _route(self, controller: Any) -> None:
         """Let the controller's list say where work goes now, and send what is held no longer."""
         desk = self._at()
-        flowing = []
+        flowing = {}
         for unit, socket in enumerate(self._sockets):
+            assert socket is not None, "one server, all of whose units are on this node"
             leader = self._sockets[desk.leader(unit)]
             if desk.holds(unit):
-                controller.workers[unit] = self._held.setdefault(unit, Held())
+                controller.workers[unit] = self._waiting.keeper(unit)
+                self._held.add(unit)
             else:
                 controller.workers[unit] = leader
-                if (held := self._held.pop(unit, None)) is not None:
-                    flowing.append((held, leader))
-            assert socket is not None, "one server, all of whose units are on this node"
-        for held, leader in flowing:
-            held.flush(leader)
-        if flowing and not self._held:
-            aborts, self._aborts = self._aborts, []
-            for abort in aborts:
-                for socket in self._sockets:
-                    sock_send(socket, abort)
+                if unit in self._held:
+                    flowing[unit] = leader
+        self._held -= flowing.keys()
+        self._waiting.flush(flowing)
 
     def _at(self) -> Desk:
         assert self._desk is not None, "no message comes before the loop begins"

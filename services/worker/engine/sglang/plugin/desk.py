@@ -4,7 +4,7 @@ The rules:
 
 1. Work goes to the leader of the unit that it was meant for. In a merged group any unit may be addressed.
 2. From `prepare` to `release` work for touched units is held, under a lease that each `prepare` renews and `commit` extends
-   beyond the time in which units decide.
+   beyond the time in which units decide; without a commit for `HELD_S_MAX` altogether, however often it is renewed.
 3. An epoch ends once, by `release` or with its lease. If a commit was passed on, the epoch's decision is read and followed,
    and taken (abort) where it has not been; else nothing has happened.
 4. Epochs rise. A verb of an epoch that has ended, or that was never prepared, is passed on as lapsed: units refuse it.
@@ -14,19 +14,24 @@ from dataclasses import dataclass
 
 from services.worker.engine.sglang.plugin.ballot import Decision
 from services.worker.engine.sglang.plugin.places import place, touched
-from services.worker.engine.sglang.plugin.wire import Commit, InForce, Prepare, Release
+from services.worker.engine.sglang.plugin.wire import LEASE_S_MAX, Commit, InForce, Prepare, Release
 from shared.model.lattice import Composition
 
 COMMIT_GRACE_S = 5.0
 """Beyond the time for votes: units read their messages between two steps, and rebuild trees after the decision."""
 
+HELD_S_MAX = LEASE_S_MAX
+"""A client that asks for ever, or for one epoch after the other, holds work no longer than one that asks once for the most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """An epoch under way. `committing`: units have been told to vote."""
+    """An epoch under way. `since_s`: work has been held for one epoch or another since then. `committing`: units have been
+    told to vote."""
 
     epoch: int
     composition: Composition
+    since_s: float
     deadline_s: float
     committing: bool = False
 
@@ -61,7 +66,9 @@ class Desk:
             return self._lapsed()
         if pending is not None and pending.epoch < verb.epoch:
             self._ended = pending.epoch
-        self.pending = Pending(verb.epoch, verb.composition, now_s + verb.lease_s)
+        since_s = now_s if pending is None else pending.since_s
+        deadline_s = min(now_s + verb.lease_s, since_s + HELD_S_MAX)
+        self.pending = Pending(verb.epoch, verb.composition, since_s, deadline_s)
         return InForce(self.composition)
 
     def commit(self, verb: Commit, now_s: float) -> InForce:
@@ -74,7 +81,7 @@ class Desk:
         ):
             return self._lapsed()
         deadline_s = now_s + verb.vote_s + COMMIT_GRACE_S
-        self.pending = Pending(verb.epoch, verb.composition, deadline_s, committing=True)
+        self.pending = Pending(verb.epoch, verb.composition, pending.since_s, deadline_s, committing=True)
         return InForce(self.composition)
 
     def ends(self, verb: Release) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import zmq
 from sglang.srt.managers.io_struct import (
+    AbortReq,
     BatchTokenizedEmbeddingReqInput,
     BatchTokenizedGenerateReqInput,
     TokenizedEmbeddingReqInput,
@@ -36,11 +37,20 @@ def is_commit(message: Any) -> bool:
 
 
 class Tap:
-    """Stands before a unit's socket: sees commits go by, and is empty behind one until it was handled."""
+    """Stands before a unit's socket: sees commits go by, and is empty behind one until it was handled.
+
+    Behind an abort of all requests it is empty until the next pull: of what is pulled together, SGLang handles work first, and
+    would end with the abort what was sent after it. Held work comes all at once.
+    """
 
     def __init__(self, socket: Any, mailbox: Mailbox) -> None:
         self._socket = socket
         self._mailbox = mailbox
+        self._aborting = False
+
+    def begin(self) -> None:
+        """A pull begins."""
+        self._aborting = False
 
     def recv_pyobj(self, flags: int = 0) -> Any:
         """SGLang's messages are pickled by default."""
@@ -53,17 +63,18 @@ class Tap:
         """They are msgpack with `SGLANG_USE_PICKLE_IPC=0`."""
         self._stop_if_must()
         octets: bytes = self._socket.recv(flags=flags)
-        if b"vertumnus_op" in octets:
+        if b"vertumnus_op" in octets or b"AbortReq" in octets:
             self._see(msgpack_decode(octets))
         return octets
 
     def _stop_if_must(self) -> None:
-        if self._mailbox.must_stop:
+        if self._aborting or self._mailbox.must_stop:
             raise zmq.Again
 
     def _see(self, message: Any) -> None:
         if is_commit(message):
             self._mailbox.took_commit()
+        self._aborting = isinstance(message, AbortReq) and message.abort_all
 
 
 class Receiving:
@@ -71,6 +82,7 @@ class Receiving:
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
+        self._tap: Tap | None = None
         self._tapped: Any = None
 
     def pull(self, original: Callable[[Any], Any], receiver: Any) -> Any:
@@ -82,8 +94,10 @@ class Receiving:
         self._drop_copies(socket, leads)
         if leads and self._mailbox.behind:
             return []  # the copy of the commit that made this unit a leader is still on the way
-        if self._tapped is None:
-            self._tapped = dataclasses.replace(receiver, recv_from_tokenizer=Tap(socket, self._mailbox))
+        if self._tap is None:
+            self._tap = Tap(socket, self._mailbox)
+            self._tapped = dataclasses.replace(receiver, recv_from_tokenizer=self._tap)
+        self._tap.begin()
         return original(self._tapped)
 
     def sleep(self, original: Callable[[Any], None], sleeper: Any) -> None:

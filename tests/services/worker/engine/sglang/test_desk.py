@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.engine.sglang.plugin.ballot import Decision
-from services.worker.engine.sglang.plugin.desk import COMMIT_GRACE_S, Desk
+from services.worker.engine.sglang.plugin.desk import COMMIT_GRACE_S, HELD_S_MAX, Desk
 from services.worker.engine.sglang.plugin.places import touched
 from services.worker.engine.sglang.plugin.wire import Commit, InForce, Prepare, Release
 from shared.model.lattice import Composition
@@ -50,6 +50,17 @@ def test_a_commit_outlives_the_lease_of_its_prepare() -> None:
     desk.commit(Commit(1, (4,), 10.0), 0.9)
     assert not desk.expired(0.9 + 10.0 + COMMIT_GRACE_S - 0.1)
     assert desk.expired(0.9 + 10.0 + COMMIT_GRACE_S)
+
+
+def test_no_client_holds_work_for_ever() -> None:
+    desk = Desk(4)
+    for now_s in range(int(HELD_S_MAX)):  # two epochs in turn, each asked for again and again
+        assert not desk.expired(now_s)
+        desk.prepare(Prepare(1 + now_s // 60, (4,) if now_s // 60 % 2 else (2, 2), 5.0), now_s)
+    assert not desk.expired(HELD_S_MAX - 0.1)
+    assert desk.expired(HELD_S_MAX)
+    desk.commit(Commit(10, (4,), 3.0), HELD_S_MAX - 0.1)
+    assert not desk.expired(HELD_S_MAX), "what is decided by then is followed"
 
 
 def test_a_commit_is_passed_on_once() -> None:
