@@ -159,7 +159,7 @@ class NodeAgent:
         while True:
             if self._life is not None and self._life[0].serving:
                 if self._ports.outbox.ready:
-                    await self._life[0].tell_evicted()
+                    self._life[0].tell_evicted()
                 try:
                     load = encode_message(self._load(self._life[0]))
                     await self._ports.bus.publish(self._ports.subjects.load(self._ports.node), load)

@@ -229,27 +229,28 @@ class Incarnation:
         return Accepted()
 
     def report(self, command: Report) -> Accepted | Refused:
-        """Publish what the workers hold."""
+        """Publish what the workers hold, after what left them untold: a report is of all changes up to its number."""
         served = self.state.served.workers(self.ports.node)
         if unknown := [worker for worker in command.workers if worker not in served]:
             return Refused(reason="unknown-worker", detail=f"{unknown} are none of {list(served)}")
         for worker in command.workers or served:
-            resident = self.engine.resident(served[worker])
-            number = self.state.numbers.get(worker, 0)
+            self._tell_evicted(worker)
+            resident, number = self.engine.resident(served[worker]), self.state.numbers.get(worker, 0)
             self.ports.outbox.record(cache_events.report(worker, self.state.incarnation, number, resident))
         return Accepted()
 
-    async def tell_evicted(self) -> None:
+    def tell_evicted(self) -> None:
         """Publish what has left caches by itself: where decode shares an engine's memory, not only steps push blocks out."""
-        for worker, group in self.state.served.workers(self.ports.node).items():
+        for worker in self.state.served.workers(self.ports.node):
             try:
-                gone = await self.engine.evict(group, ())
+                self._tell_evicted(worker)
             except EngineError:
                 return  # it has died, or serves another geometry by now: both are told elsewhere
-            number = self.state.numbers.get(worker, 0)
-            self.ports.outbox.record(
-                cache_events.evictions(worker, self.state.incarnation, number, gone.evicted, "pressure")
-            )
+
+    def _tell_evicted(self, worker: WorkerId) -> None:
+        gone = self.engine.take_evicted(self.state.served.workers(self.ports.node)[worker])
+        number = self.state.numbers.get(worker, 0)
+        self.ports.outbox.record(cache_events.evictions(worker, self.state.incarnation, number, gone, "pressure"))
 
     def lose_router(self, source: str) -> None:
         """Nobody waits for its requests any more."""
@@ -266,8 +267,7 @@ class Incarnation:
         return len(queued)
 
     def stop_job(self, job: Job, reason: AbortReason) -> None:
-        """Queued: at once, with what the engine holds for it between two chunks. In a step: at its end. Streaming: its stream
-        ends, its blocks stay cached."""
+        """Queued: at once, with what the engine holds of it. In a step: at its end. Streaming: its stream."""
         match job.stage:
             case Stage.QUEUED:
                 job.stop = job.stop or reason

@@ -177,7 +177,9 @@ class KvPool:
             self._slots.unpin(self._slots.pinned(reservation.slots))
 
     def take_evicted(self, group: Group) -> tuple[BlockId, ...]:
-        """The ids that left the worker to make room since the last call, in the order they went."""
+        """The ids that left the worker to make room since the last call, in the order they went. EngineError if the group is no
+        worker of this epoch."""
+        self._slots.worker(group)
         evicted = tuple(self._slots.evicted[group])
         self._slots.evicted[group].clear()
         return evicted

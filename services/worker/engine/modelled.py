@@ -188,6 +188,9 @@ class ModelledEngine:
     def resident(self, group: Group) -> Resident:
         return self._pool.resident(group)
 
+    def take_evicted(self, group: Group) -> tuple[BlockId, ...]:
+        return self._pool.take_evicted(group)
+
     async def pin(self, lease: str, blocks: Sequence[BlockId]) -> Pinned:
         self._check_alive()
         return self._copies.pin(lease, blocks)

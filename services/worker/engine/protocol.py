@@ -12,8 +12,7 @@ routers or of the log. Rules for every engine:
     holds: a split leaves out blocks whose parents lie on a sibling's ranks, and a later merge may bring them back.
 4.  A block is stored only when every layer of it is. Holders are prefix-closed: a worker never holds a block without its
     parent, eviction goes leaf first.
-5.  The KV of a finished prefill stays pinned until `release`, so a hand-off may read it right through an eviction, a later
-    prefill or a switch of geometry.
+5.  The KV of a finished prefill stays pinned until `release`: a hand-off may read it through evictions, prefills, switches.
 6.  A prompt may take several steps (`PrefillItem.until`), and other requests may have the steps between them. The first step
     takes the KV blocks of the whole prompt, so a prompt that was begun can end; they stay pinned until `release`. `adopt`
     drops the pins of unfinished prompts: such a request goes on, at any worker of the new geometry, from what that holds.
@@ -22,8 +21,7 @@ routers or of the log. Rules for every engine:
 8.  What becomes of blocks is told in order. `noted`, of `prefill` and `copy_blocks`, is called with the result in the very turn
     of the loop in which it became true, also if the caller has left meanwhile; by the time that the call returns, other calls
     may have changed more. Whoever records what workers hold does it there. It must not fail.
-9.  `EngineDied` means that ranks are gone. The engine is of no more use: close it, start a new one, register the node
-    under a new incarnation.
+9.  `EngineDied` means that ranks are gone: close the engine, start a new one, register the node under a new incarnation.
 """
 
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -236,6 +234,9 @@ class Engine(Protocol):
     def resident(self, group: Group) -> Resident:
         """Everything the worker holds, parents before children."""
 
+    def take_evicted(self, group: Group) -> tuple[BlockId, ...]:
+        """What left the worker untold, children first: steps make room first and name it last. To be told in the very turn."""
+
     async def pin(self, lease: str, blocks: Sequence[BlockId]) -> Pinned:
         """Keep what the node has of `blocks`, on whatever rank, where it is until `unpin`, right through evictions and
         switches, and say how it is read. Repeating a lease answers again. Errors: EngineError if nobody can read it now, and
@@ -255,9 +256,8 @@ class Engine(Protocol):
         """
 
     async def evict(self, group: Group, blocks: Sequence[BlockId]) -> Evicted:
-        """Remove what may go, leaf first; never a pinned block, nor one with a held block below it that stays. Without blocks
-        it says what has left the worker untold. It returns in the very turn (rule 8). EngineError if the group is no worker
-        of this epoch, or single blocks cannot be taken out."""
+        """Remove what may go, leaf first; never a pinned block, nor one with a held block below it that stays. It returns in
+        the very turn (rule 8). EngineError if the group is no worker of this epoch, or single blocks cannot be taken out."""
 
     async def offer(self, request: RequestId) -> Pinned:
         """Where a finished prefill's KV lies, block by block to the partial last one, and how another node reads it: until

@@ -464,6 +464,26 @@ async def test_the_fold_of_the_cache_events_is_what_the_worker_holds() -> None:
         assert len(world.events(CacheReported)) == 3 + 3
 
 
+async def test_a_report_in_the_middle_of_a_step_is_of_what_was_told_before_it() -> None:
+    """The step has made room when it began, and would name what went at its end."""
+    world = World()
+    async with running(world):
+        for index in range(8):
+            await world.ask(world.assignment(f"r{index}", prompt(400, seed=index)))
+            await world.clock.advance(0.5)
+        told = len(world.events(BlocksEvicted))
+        await world.ask(world.assignment("big", prompt(900, seed=99)))
+        await world.clock.advance(0.001)
+        assert world.events(PrefillStarted)[-1].request == "big"
+        assert len(world.events(BlocksEvicted)) == told
+        await world.ask(Report())
+        assert len(world.events(BlocksEvicted)) > told, "the step must have made room"
+        assert holdings(world) == held_by_engine(world)
+        await world.clock.advance(0.5)
+        assert holdings(world) == held_by_engine(world)
+        assert folded_holders(world).drifted_blocks == 0
+
+
 def held_by_engine(world: World) -> dict[str, set[bytes]]:
     served = world.state.served.workers(world.state.node)
     runs = {each: world.engines[-1].resident(group).runs for each, group in served.items()}
@@ -471,12 +491,17 @@ def held_by_engine(world: World) -> dict[str, set[bytes]]:
 
 
 def holdings(world: World) -> dict[str, set[bytes]]:
+    holders = folded_holders(world)
+    return {each: {block for block, _ in holders.index.held(each)} for each in holders.workers}
+
+
+def folded_holders(world: World) -> Holders:
     holders = Holders()
     for stored in [*world.receipts(), *world.folded()]:
         holders_model.evolve(holders, stored)
     holders.check()
     assert all(held.trust == "exact" for held in holders.workers.values())
-    return {each: {block for block, _ in holders.index.held(each)} for each in holders.workers}
+    return holders
 
 
 async def test_a_prompt_that_no_eviction_makes_room_for_is_given_back() -> None:

@@ -197,6 +197,10 @@ class SglangEngine:
         """See `Engine.resident`."""
         return self._index.resident(group)
 
+    def take_evicted(self, group: Group) -> tuple[BlockId, ...]:
+        """See `Engine.take_evicted`."""
+        return self._index.take_evicted(group)
+
     async def pin(self, lease: str, blocks: Sequence[BlockId]) -> Pinned:  # noqa: ARG002
         """See `Engine.pin`: the tokens of the blocks, for who computes them anew. Nothing is kept for it."""
         self._check_alive()

@@ -64,11 +64,10 @@ class TorchEngine:
 
     def __init__(self, settings: TorchSettings, zygote: Zygote) -> None:
         """Reads the model's configuration. EngineError names what is missing or unsupported."""
-        self._settings, self._zygote = settings, zygote
+        self._settings, self._zygote, self._numbers = settings, zygote, count(1)
         self._config = read_config(settings.model_dir)
         self._description = describe(settings, self._config)
         self._pool = KvPool(settings.prefill_ranks, settings.blocks_per_rank, settings.block_tokens)
-        self._numbers = count(1)
         layout = self._layout = KvLayout.of(self._config, settings.block_tokens, settings.blocks_per_rank)
         context_tokens = min(settings.context_tokens_max, self._config.positions_max)
         self._ranks = Ranks(settings, layout, context_tokens, self._numbers, self._on_loss)
@@ -128,14 +127,12 @@ class TorchEngine:
         if not self._started:
             raise EngineError("the engine has not been started")
 
-    # --- geometry
+    # --- geometry and prefill
 
     async def adopt(self, epoch: int, composition: Composition) -> tuple[RankAdopted, ...]:
         """See `Engine.adopt`."""
         self._check_alive()
         return await self._switch.adopt(epoch, composition, stepping=bool(self._steps))
-
-    # --- prefill
 
     async def prefill(self, step: PrefillStep, noted: Callable[[StepResult], None] | None = None) -> StepResult:
         """See `Engine.prefill`."""
@@ -222,6 +219,10 @@ class TorchEngine:
     def resident(self, group: Group) -> Resident:
         """See `Engine.resident`."""
         return self._pool.resident(group)
+
+    def take_evicted(self, group: Group) -> tuple[BlockId, ...]:
+        """See `Engine.take_evicted`."""
+        return self._pool.take_evicted(group)
 
     # --- blocks that come from elsewhere, are lent, or go
 
