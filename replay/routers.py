@@ -116,8 +116,10 @@ class RouterReplica:
             case RequestAssigned() | RequestRejected() | RequestHeld():
                 self._told(stored, [])
             case RequestRedirected() as data:
-                redirected = decider.redirect(self.state, data.request, data.attempt, data.reason)[:1]
-                self._told(stored, redirected)
+                redirected = decider.redirect(
+                    self.state, data.request, data.attempt, data.reason, node_silent=data.node_silent
+                )
+                self._told(stored, redirected[:1])
             case ended if isinstance(ended, ENDS) and not isinstance(ended, RequestRejected):
                 self._told(stored, decider.end(self.state, ended))
             case _:
@@ -222,8 +224,7 @@ class RouterReplica:
             self._told(stored, None if opened else [])
             return
         generated_tokens = data.uncached_tokens + data.cached_tokens - opened.prompt_tokens
-        chain = self.state.holders.chains[data.request]
-        question = Question(opened.prompt_tokens + generated_tokens, chain, data.now_ns, opened.refused_by)
+        question = Question.again(opened, self.state.holders.chains[data.request], generated_tokens, data.now_ns)
         moment = Moment(data.now_ns, data.seen_seq, data.digest_version)
         self._told(stored, decider.assign_again(self.state, data.request, generated_tokens, moment), question)
 

@@ -30,7 +30,7 @@ def assigned(
         "attempt": attempt,
         "worker": winner.worker,
         "degree": winner.degree,
-        "decode_worker": _decode_worker(state, node_of(winner.worker)),
+        "decode_worker": _decode_worker(state, node_of(winner.worker), question),
         "policy": placement.policy,
         "uncached_tokens": question.prompt_tokens - winner.cached_tokens,
         "cached_tokens": winner.cached_tokens,
@@ -61,6 +61,6 @@ def _fetch_blocks(board: Board, winner: PricedCandidate) -> int:
     return winner.cached_tokens // spec.block_tokens if winner.fetch_from is not None and spec is not None else 0
 
 
-def _decode_worker(state: "State", node: NodeId) -> WorkerId | None:
+def _decode_worker(state: "State", node: NodeId, question: Question) -> WorkerId | None:
     """The one that goes on from a prefill on `node`; None if nobody does."""
-    return decode_ranks.cheapest(state.pool, state.loads, node)
+    return decode_ranks.cheapest(state.pool, state.loads, node, question.silent)

@@ -258,13 +258,17 @@ def _next(state: State, received: RequestReceived, chain: tuple[BlockId, ...], m
     return held or assigned(state, received.request, 1, question, (placement, excluded), moment)
 
 
-def redirect(state: State, request: RequestId, attempt: int, reason: RedirectReason) -> list[EventData]:
+def redirect(
+    state: State, request: RequestId, attempt: int, reason: RedirectReason, *, node_silent: bool = False
+) -> list[EventData]:
     """Attempt `attempt` goes no further: free what it reserved. `assign_again` says where to next, unless the request
-    has failed by having no attempt left."""
+    has failed by having no attempt left. `node_silent`: the agent did not answer."""
     opened = state.loads.open.get(request)
     if opened is None or opened.attempt != attempt or opened.worker is None:
         return []
-    redirected = RequestRedirected(request=request, attempt=attempt, worker=opened.worker, reason=reason)
+    redirected = RequestRedirected(
+        request=request, attempt=attempt, worker=opened.worker, reason=reason, node_silent=node_silent
+    )
     if attempt < state.parameters.attempts_max:
         return [redirected]
     return [redirected, RequestFailed(request=request, reason="attempts-exhausted")]
@@ -278,9 +282,7 @@ def assign_again(
     opened = state.loads.open.get(request)
     if opened is None or opened.worker is not None:
         return []
-    question = Question(
-        opened.prompt_tokens + generated_tokens, state.holders.chains[request], moment.now_ns, opened.refused_by
-    )
+    question = Question.again(opened, state.holders.chains[request], generated_tokens, moment.now_ns)
     placement, excluded = by(state, question)
     if placement is None:
         return []

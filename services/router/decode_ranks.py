@@ -7,10 +7,10 @@ A rank takes so many requests at a time (`NodeRegistered.decode_sequences`), and
 3.  the node's own, and then the others', whatever waits there.
 
 Of several it is the one with the fewest reserved output tokens, and of equals the lowest. A node that has not said how many it
-takes has room for as many as come, and takes none from elsewhere.
+takes has room for as many as come, and takes none from elsewhere. One whose agent did not answer comes last.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import chain
 
 from services.router.loads import Loads
@@ -18,8 +18,8 @@ from shared.contracts.ids import NodeId, WorkerId, decode_worker_id
 from shared.model.pool import Node, Pool
 
 
-def cheapest(pool: Pool, loads: Loads, prefill: NodeId) -> WorkerId | None:
-    """None if nobody decodes what is prefilled there."""
+def cheapest(pool: Pool, loads: Loads, prefill: NodeId, silent: Collection[NodeId] = ()) -> WorkerId | None:
+    """None if nobody decodes what is prefilled there. Nodes in `silent` have not answered."""
     own = pool.nodes[prefill]
     ours = _ranks(pool, own)
     if (rank := _least(loads, _with_room(own, loads, ours))) is not None:
@@ -27,7 +27,7 @@ def cheapest(pool: Pool, loads: Loads, prefill: NodeId) -> WorkerId | None:
     if own.spec is None or not own.spec.hands_off:
         return _least(loads, ours)
     others = [node for node in pool.nodes.values() if node.id != prefill and _takes_from(node, own)]
-    free = chain.from_iterable(_with_room(node, loads, _ranks(pool, node)) for node in others)
+    free = chain.from_iterable(_with_room(node, loads, _ranks(pool, node)) for node in others if node.id not in silent)
     if (rank := _least(loads, free)) is not None:
         return rank
     return _least(loads, ours) or _least(loads, chain.from_iterable(_ranks(pool, node) for node in others))

@@ -19,6 +19,7 @@ from services.router import decider, handshake
 from services.router.calls import Call, Rejected, Served, Unserved
 from services.router.claims import BufferFull
 from services.router.frames import Broken, Enough, FrameOrder, Leave, Piece, Signal
+from services.router.placing_again import place_again
 from services.router.wiring import Placed, Wiring
 from shared.contracts.commands import TokenFrame
 from shared.contracts.events import (
@@ -31,9 +32,6 @@ from shared.contracts.events import (
 )
 from shared.model.parameters import WAIT_NS_MAX
 
-PAUSE_S = 0.1
-"""Before the third and every later attempt, times the attempts made: whoever refused twice needs a moment."""
-
 LINE_S_MAX = WAIT_NS_MAX / 1e9
 """As long as a worker lets others go before a request."""
 
@@ -43,10 +41,11 @@ GAP_S = 1.0
 
 
 class _Stopped(Exception):
-    """The attempt goes no further."""
+    """The attempt goes no further. `node_silent`: nothing was heard of the node's agent."""
 
-    def __init__(self, reason: RedirectReason) -> None:
+    def __init__(self, reason: RedirectReason, *, node_silent: bool = False) -> None:
         self.reason: RedirectReason = reason
+        self.node_silent = node_silent
 
 
 class _ClientGone(Exception):
@@ -111,7 +110,7 @@ class Driver:
                 if finish := self._finished_anyway():
                     return finish
                 self._check_grammar()
-                self._redirect(stopped.reason)
+                self._redirect(stopped)
                 await self._place_again(stopped.reason)
 
     # --- one attempt
@@ -138,7 +137,7 @@ class Driver:
         if assigned.attempt == 1:
             wiring.metrics.assign_s.observe((wiring.clock.monotonic_ns() - call.order.arrived_ns) / 1e9)
         if (reason := await handshake.give(wiring, call, self._placed, rebalanced=self._rebalanced)) is not None:
-            raise _Stopped(reason)
+            raise _Stopped(reason, node_silent=reason == "no-reply")
 
     async def _follow(self, order: FrameOrder, first_by: float) -> Finish:
         """Hand tokens over until the last. Errors: _Stopped, _ClientGone; TimeoutError while there is no token."""
@@ -219,13 +218,13 @@ class Driver:
         if self._call.generated and self._call.order.sampling.json_schema is not None:
             raise Unserved("lost-stream", "the worker was lost within an answer that response_format binds; ask again")
 
-    def _redirect(self, reason: RedirectReason) -> None:
+    def _redirect(self, stopped: _Stopped) -> None:
         """Errors: Unserved when no attempt is left."""
-        call, wiring = self._call, self._wiring
-        facts = decider.redirect(wiring.state, call.request, self._placed.assigned.attempt, reason)
+        call, wiring, attempt, reason = self._call, self._wiring, self._placed.assigned.attempt, stopped.reason
+        facts = decider.redirect(wiring.state, call.request, attempt, reason, node_silent=stopped.node_silent)
         wiring.record(call, facts, self._placed)
         wiring.metrics.redirected.labels(reason).inc()
-        self._logger.info("redirected", attempt=self._placed.assigned.attempt, reason=reason)
+        self._logger.info("redirected", attempt=attempt, reason=reason)
         if any(isinstance(fact, RequestFailed) for fact in facts):
             raise Unserved(
                 "attempts-exhausted",
@@ -235,16 +234,8 @@ class Driver:
 
     async def _place_again(self, reason: RedirectReason) -> None:
         """Errors: Unserved when no worker comes in time."""
-        wiring = self._wiring
-        if (attempt := self._placed.assigned.attempt) > 1 and reason != "rebalanced" and not self._rebalanced:
-            await wiring.clock.sleep(PAUSE_S * attempt)
-        try:
-            async with asyncio.timeout(wiring.settings.no_worker_wait_s):
-                while (placed := self._decide_again()) is None:
-                    await wiring.capacity_changed()
-        except TimeoutError:
-            raise Unserved("no-worker", "no worker can take the request now", wiring.retry_after_s()) from None
-        self._last = placed
+        wiring, pauses = self._wiring, reason != "rebalanced" and not self._rebalanced
+        placed = self._last = await place_again(wiring, self._call, self._placed, pauses=pauses)
         # It may have found a better place than the idle worker, and takes its turn there.
         winner = placed.assigned.candidates[0]
         self._rebalanced = reason == "rebalanced" and not winner.queue_us and not winner.delayed_jobs
@@ -252,14 +243,6 @@ class Driver:
             wiring.claims.hold(self._call.request, placed.assigned.attempt, self._call.prompt)
         except BufferFull as full:
             raise Unserved("overloaded", str(full), wiring.retry_after_s()) from full
-
-    def _decide_again(self) -> Placed | None:
-        call, wiring = self._call, self._wiring
-        facts = decider.assign_again(wiring.state, call.request, len(call.generated), wiring.moment())
-        for event in wiring.record(call, facts, self._placed):
-            if isinstance(event.data, RequestAssigned):
-                return Placed(event.data, event)
-        return None
 
     # --- the end
 

@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from services.router.in_flight import InFlight
 from services.router.lines import Assignment, Load
+from services.router.open_requests import OpenRequest
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
     ENDS,
@@ -38,27 +39,11 @@ from shared.contracts.events import (
     RequestRedirected,
     RouterLost,
 )
-from shared.contracts.ids import NodeId, RequestId, Source, WorkerId, node_of
+from shared.contracts.ids import NodeId, RequestId, WorkerId, node_of
 from shared.model.holders import Chain
 from shared.model.lost_routers import LostRouters
 
 _Key = TypeVar("_Key", bound=str)
-
-
-@dataclass(slots=True)
-class OpenRequest:
-    """A received request without an end. `worker` is None before the first assignment and between a redirection and the
-    next one; `assignment` is what it reserves there, None when the node has ended in the meantime. Where one that
-    is `placed_only` runs is not this router's affair."""
-
-    source: Source
-    prompt_tokens: int
-    max_tokens: int
-    placed_only: bool = False
-    attempt: int = 0
-    worker: WorkerId | None = None
-    assignment: Assignment | None = None
-    refused_by: tuple[WorkerId, ...] = ()
 
 
 @dataclass(slots=True)
@@ -131,10 +116,9 @@ def evolve(loads: Loads, stored: Stored, chains: Mapping[RequestId, Chain]) -> N
             _assign(loads, data, chains.get(data.request, ()))
         case RequestRedirected() as data:
             if (request := loads.open.get(data.request)) and request.attempt == data.attempt:
+                request.avoid(data)
                 _release(loads, data.request, request)
                 request.worker = None
-                if data.reason != "rebalanced":
-                    request.refused_by += (data.worker,)
         case PrefillStarted() as data:
             if assignment := _current(loads, data.request, data.attempt):
                 _start(loads, data.request, assignment)
@@ -295,6 +279,7 @@ def _lose_router(loads: Loads, source: str) -> None:
 def _end_node(loads: Loads, node: NodeId, seq: int) -> None:
     loads.node_ended_seq[node] = seq
     for request, opened in loads.open.items():
+        opened.outlives(node, seq)
         assignment = opened.assignment
         if assignment and assignment.seen_seq < seq and node_of(assignment.worker) == node:
             _release(loads, request, opened)

@@ -18,22 +18,24 @@ from typing import NamedTuple
 import numpy as np
 
 from services.router import loops
+from services.router.open_requests import OpenRequest
 from services.router.pricing import Priced
 from services.router.roster import DIGEST_VERSION, REASONS, Bools, Members, Roster
 from shared.contracts.events import Exclusion, PricedCandidate, Trust
-from shared.contracts.ids import BlockId, WorkerId
+from shared.contracts.ids import BlockId, NodeId, WorkerId
 from shared.model.blocks import reusable_tokens
 from shared.model.cost import Ints
 
 RUNNERS_UP = 4
 """Recorded candidates beyond the winner and the best of each degree."""
 
-TOO_LONG, HUNG, FULL, REFUSED = map(REASONS.index, ("too-long", "hung", "full", "refused"))
+TOO_LONG, HUNG, FULL, REFUSED, SILENT = map(REASONS.index, ("too-long", "hung", "full", "refused", "silent"))
 
 
 class Question(NamedTuple):
-    """What is to be placed. `refused_by` had the request before: they are asked again only when nobody else is left. Whoever
-    is predicted to need longer than `within_us` is left out, and under `idle_only` whoever has something to do."""
+    """What is to be placed. `refused_by` had the request before: they are asked again only when nobody else is left, and nodes
+    in `silent`, whose agents did not answer, only when not even those are. Whoever is predicted to need longer than `within_us`
+    is left out, and under `idle_only` whoever has something to do."""
 
     prompt_tokens: int
     chain: Sequence[BlockId]
@@ -41,6 +43,13 @@ class Question(NamedTuple):
     refused_by: Collection[WorkerId] = ()
     within_us: int | None = None
     idle_only: bool = False
+    silent: Collection[NodeId] = ()
+
+    @classmethod
+    def again(cls, opened: OpenRequest, chain: Sequence[BlockId], generated_tokens: int, now_ns: int) -> "Question":
+        """That of an open request without a worker, whose prompt now ends with what was generated."""
+        prompt_tokens = opened.prompt_tokens + generated_tokens
+        return cls(prompt_tokens, chain, now_ns, opened.refused_by, silent=tuple(opened.silent))
 
 
 class Able(NamedTuple):
@@ -82,7 +91,7 @@ def eligible(
 ) -> tuple[Able | None, dict[WorkerId, Exclusion]]:
     """The workers that may take the request, None without any, and why each of the others may not."""
     roster, tokens = members.roster, question.prompt_tokens
-    if tokens <= members.free_tokens and hung_W is None and not question.refused_by:
+    if tokens <= members.free_tokens and hung_W is None and not (question.refused_by or question.silent):
         return Able(roster, roster.all_W), {}
     bar_W = np.where(tokens > members.room_tokens_W, FULL, -1)
     bar_W = np.where(members.bar_W >= 0, members.bar_W, bar_W)
@@ -90,9 +99,12 @@ def eligible(
         bar_W[hung_W] = HUNG
     bar_W[tokens > members.prompt_tokens_W] = TOO_LONG
     bar_W = np.where(members.node_bar_W >= 0, members.node_bar_W, bar_W)
-    had = [row for each in question.refused_by if (row := roster.rows.get(each)) is not None and bar_W[row] < 0]
-    if 0 < len(had) < np.count_nonzero(bar_W < 0):
-        bar_W[had] = REFUSED
+    silent = [row for each in question.silent for row in members.rows_of.get(each, ())]
+    had = [row for each in question.refused_by if (row := roster.rows.get(each)) is not None]
+    for avoided, reason in ((silent, SILENT), (had, REFUSED)):
+        rows = [row for row in avoided if bar_W[row] < 0]
+        if 0 < len(rows) < np.count_nonzero(bar_W < 0):
+            bar_W[rows] = reason
     excluded = {roster.workers[row]: REASONS[bar_W[row]] for row in np.flatnonzero(bar_W >= 0).tolist()}
     rows_W = np.flatnonzero(bar_W < 0)
     return (Able(roster.only(rows_W), rows_W) if len(rows_W) else None), excluded

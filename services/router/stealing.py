@@ -113,7 +113,8 @@ def _gain_us(state: State, outlook: Outlook, request: RequestId, load: Load, idl
     opened = state.loads.open[request]
     here, old = opened.assignment, state.pool.workers.get(opened.worker or WorkerId(""))
     assert here is not None, "who waits in a line has a reservation"
-    there_us = None if idle.id in opened.refused_by else _service_there_us(state, outlook, request, idle)
+    avoided = idle.id in opened.refused_by or idle.node in opened.silent
+    there_us = None if avoided else _service_there_us(state, outlook, request, idle)
     if there_us is None or old is None:
         return 0
     ahead = load.ahead(here.service_us, now_ns)

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services.router.loads import Loads, OpenRequest
+from services.router.loads import Loads
+from services.router.open_requests import OpenRequest
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
     BlocksEvicted,

@@ -13,7 +13,7 @@ import numpy as np
 
 from services.router import decider
 from services.router.decider import Arrival, Moment, State
-from services.router.loads import OpenRequest
+from services.router.open_requests import OpenRequest
 from services.router.outlook import plain, weights
 from services.router.placement import Able, Placement, Question, choose
 from services.router.pricing import Ways

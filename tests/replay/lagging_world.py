@@ -333,8 +333,8 @@ class World:
             opened = process.state.loads.open.get(request)
             if opened is None or opened.worker is None:
                 continue
-            reason = ("full", "rebalanced")[self._requests % 2]
-            self.record(process, router.redirect(process.state, request, opened.attempt, reason))
+            reason, silent = (("full", False), ("rebalanced", False), ("no-reply", True))[self._requests % 3]
+            self.record(process, router.redirect(process.state, request, opened.attempt, reason, node_silent=silent))
             moment = router.Moment(self.now_ns, process.seen_seq)
             self.record(process, router.assign_again(process.state, request, 3, moment))
             if request not in process.state.loads.open:

@@ -26,6 +26,7 @@ from shared.contracts.events import (
     RequestAssigned,
     RequestHeld,
     RequestReceived,
+    RequestRedirected,
     RequestRejected,
     RouterRegistered,
 )
@@ -212,6 +213,23 @@ def without_refusals(eligible: Callable[..., Any]) -> Callable[..., Any]:
     return lambda members, hung_W, question: eligible(members, hung_W, question._replace(refused_by=()))
 
 
+def without_silence(eligible: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda members, hung_W, question: eligible(members, hung_W, question._replace(silent=()))
+
+
+def test_a_record_of_before_routers_said_that_a_node_was_silent_is_verified() -> None:
+    """They asked its other workers."""
+    world, redirect = World(3), router.redirect
+    with pytest.MonkeyPatch.context() as older:
+        older.setattr(router, "redirect", lambda *asked, node_silent: redirect(*asked))
+        world.run(700)
+    assert not any(each.data.node_silent for each in world.log if isinstance(each.data, RequestRedirected))
+    assert not any("silent" in each.data.excluded for each in world.log if isinstance(each.data, RequestAssigned))
+    found = verified(world.log)
+    assert found.clean, found.differences[0]
+    assert found.checked["request-redirected"] > 10
+
+
 def test_a_record_whose_digests_are_over_text_is_verified() -> None:
     """As routers wrote it before `digest_version` 2."""
     world = World(3, policy="vertumnus")
@@ -276,6 +294,7 @@ FAULTS: dict[str, tuple[Any, str, Wrap]] = {
         lambda real: lambda *asked: None if real(*asked) == "cordoned" else real(*asked),
     ),
     "who has refused is asked again": (router, "eligible", without_refusals),
+    "a node that did not answer is asked again": (router, "eligible", without_silence),
     "no decode rank is chosen": (assigning, "_decode_worker", lambda real: lambda state, node: None),
     "aborted prefills keep their reservation": (router.loads_model, "evolve", forgets_redirections),
     "what runs is priced as if it had just begun": (

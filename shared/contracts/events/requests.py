@@ -12,7 +12,17 @@ Trust = Literal["exact", "degraded", "blind"]
 """How far a worker's projected cache is believed: all of it, only what was confirmed since a gap, nothing."""
 
 Exclusion = Literal[
-    "not-schedulable", "draining", "stale-epoch", "too-long", "full", "hung", "cordoned", "slo", "share", "refused"
+    "not-schedulable",
+    "draining",
+    "stale-epoch",
+    "too-long",
+    "full",
+    "hung",
+    "cordoned",
+    "slo",
+    "share",
+    "refused",
+    "silent",
 ]
 
 RedirectReason = Literal[
@@ -150,12 +160,17 @@ class RequestAssigned(EventData):
 @event("request-redirected", channel=Channel.REQUESTS, senders=("router",))
 class RequestRedirected(EventData):
     """Attempt `attempt` at `worker` goes no further; its reservation is free. The next assignment says where to: for the
-    prompt, and behind a first token for the prompt and what was generated."""
+    prompt, and behind a first token for the prompt and what was generated.
+
+    `node_silent`: the agent of the worker's node did not answer, so that no worker of that node is asked again while somebody
+    else can have the request, until the node registers anew.
+    """
 
     request: RequestId
     attempt: int
     worker: WorkerId
     reason: RedirectReason
+    node_silent: bool = False
 
 
 @event("request-held", channel=Channel.REQUESTS, senders=("router",))

@@ -42,6 +42,9 @@ def cheapest(state: State, question: Question) -> tuple[list[Way], dict[WorkerId
                 excluded[worker.id] = reason
             else:
                 able.append(worker)
+    if heard := [worker for worker in able if worker.node not in question.silent]:
+        excluded |= {worker.id: "silent" for worker in able if worker not in heard}
+        able = heard
     if fresh := [worker for worker in able if worker.id not in question.refused_by]:
         excluded |= {worker.id: "refused" for worker in able if worker not in fresh}
         able = fresh

@@ -111,11 +111,11 @@ class Pools(RuleBasedStateMachine):
             for _ in range(9):
                 self.fold(done.model_copy(update={"prefill_us": slowness * 100_000, "predicted_us": 100_000}))
 
-    @rule(place=PLACES, again=st.booleans())
-    def give_back(self, place: int, again: bool) -> None:
+    @rule(place=PLACES, again=st.booleans(), silent=st.booleans())
+    def give_back(self, place: int, again: bool, silent: bool) -> None:
         if (found := self.one(place)) is not None:
             request, opened = RequestId(found[0]), found[1]
-            self.fold(*redirect(self.log.state, request, opened.attempt, "no-reply"), source=ME)
+            self.fold(*redirect(self.log.state, request, opened.attempt, "no-reply", node_silent=silent), source=ME)
             if again:
                 self.fold(*assign_again(self.log.state, request, 1, Moment(self.now_ns, self.log.seq)), source=ME)
 
@@ -149,7 +149,9 @@ class Pools(RuleBasedStateMachine):
         state = self.log.state
         for tokens, salt in ((950, 0), (6_500, 1)):
             refused_by = (WorkerId("n1/1/0"),) if self.count % 2 else ()
-            question = Question(tokens, arrival("x", tokens, salt=salt).chain, self.now_ns, refused_by)
+            silent = (NodeId("n0"), NodeId("n2"))[: self.count % 3]
+            chain = arrival("x", tokens, salt=salt).chain
+            question = Question(tokens, chain, self.now_ns, refused_by, silent=silent)
             expected, excluded = cheapest(state, question)
             placement, why_not = weigh(state, question, runners_up=99)
             assert why_not == excluded

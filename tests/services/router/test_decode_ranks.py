@@ -57,6 +57,14 @@ def test_a_node_without_decode_ranks_hands_off_even_to_a_full_one() -> None:
     assert chosen(log, N2, reserved(n0_0=3, n0_1=2, n1_0=3)) == "n0/decode/1"
 
 
+def test_who_did_not_answer_comes_last() -> None:
+    log = pool()
+    full = reserved(n0_0=2, n0_1=2)
+    assert cheapest(log.state.pool, full, N0, (N1,)) == "n0/decode/0"
+    assert cheapest(log.state.pool, reserved(), N2, (N0,)) == "n1/decode/0"
+    assert cheapest(log.state.pool, reserved(), N2, (N0, N1)) == "n0/decode/0", "there is nobody else"
+
+
 def test_nobody_takes_what_he_cannot_read_or_has_not_offered_to() -> None:
     full = reserved(n0_0=2, n0_1=2)
     for n1 in (

@@ -18,7 +18,7 @@ from router_front import (
 )
 from router_world import committed, registered
 
-from services.router import dispatch
+from services.router import dispatch, placing_again
 from services.router.calls import NotReceived, Unserved
 from services.router.frames import Broken
 from shared.contracts.commands import Assign, Claim, RouterAlive, SamplingSpec, encode_message
@@ -110,7 +110,37 @@ async def test_silence_goes_elsewhere_and_is_given_up(tmp_path: Path) -> None:
         assert silent.cancelled == [(silent.assigns[0].request, 1)]
 
 
-async def test_nobody_listens(tmp_path: Path) -> None:
+async def test_of_a_dead_agent_no_second_worker_is_asked(tmp_path: Path) -> None:
+    async with front(tmp_path) as router:
+        await router.tell(registered("n0", 4, epoch=1, composition=(1, 1, 1, 1)), sender="n0")
+        await router.tell(committed((1, 1, 1, 1), "n0"), sender="controller", source="controller")
+        await Agent(router, "n1").start((1,))
+        assert await router.answer(PROMPT) == continuation(PROMPT, 8)
+        await router.settled()
+        [redirected] = router.told(RequestRedirected)
+        assert (redirected.worker, redirected.reason, redirected.node_silent) == ("n0/1/0", "no-reply", True)
+        second = router.told(RequestAssigned)[1]
+        assert (second.worker, second.excluded) == ("n1/1/0", {"silent": 4})
+
+
+async def test_while_the_only_agent_restarts_a_request_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placing_again, "SILENCE_S", 60.0)
+    async with front(tmp_path) as router:
+        await router.tell(registered("n0", 4, epoch=1, composition=(4,)), sender="n0")
+        await router.tell(committed((4,), "n0"), sender="controller", source="controller")
+        call = await router.submit(PROMPT)
+        await eventually(lambda: router.told(RequestRedirected))
+        await router.bus.subscribe(SUBJECTS.agent(NodeId("n0")), (agent := Agent(router, "n0"))._obey)
+        await agent.tell(registered("n0", 4, incarnation=2, epoch=1, composition=(4,)))
+        assert await tokens_of(call) == continuation(PROMPT, 8)
+        await router.settled()
+        assert [each.attempt for each in router.told(RequestAssigned)] == [1, 2]
+
+
+async def test_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing_again, "SILENCE_S", 0.01)
     async with front(tmp_path) as router:
         await router.tell(registered("n0", 4, epoch=1, composition=(4,)), sender="n0")
         await router.tell(committed((4,), "n0"), sender="controller")

@@ -80,8 +80,11 @@ def eligible(log: Log, question: Question) -> tuple[dict[str, int], dict[WorkerI
     return {each: int(cached_W[rows[each]]) for each in able.roster.workers} if able else {}, dict(excluded)
 
 
-def ask(tokens: int = 1_000, *, now_ns: int = NOW_NS, refused_by: tuple[str, ...] = ()) -> Question:
-    return Question(tokens, blocks(tokens // 100), now_ns, tuple(map(WorkerId, refused_by)))
+def ask(
+    tokens: int = 1_000, *, now_ns: int = NOW_NS, refused_by: tuple[str, ...] = (), silent: tuple[str, ...] = ()
+) -> Question:
+    chain = blocks(tokens // 100)
+    return Question(tokens, chain, now_ns, tuple(map(WorkerId, refused_by)), silent=tuple(map(NodeId, silent)))
 
 
 def assign(log: Log, request: str, tokens: int = 1_000, now_ns: int = NOW_NS) -> RequestAssigned:
@@ -307,6 +310,18 @@ class TestEligible:
         assert (list(candidates), excluded) == (["n0/1/4"], {"n0/1/0": "refused"})
         candidates, excluded = eligible(log, ask(refused_by=("n0/1/0", "n0/1/4")))
         assert (len(candidates), excluded) == (2, {})
+
+    def test_a_silent_node_is_asked_again_only_when_not_even_those_are_left_who_refused(self) -> None:
+        log = Log()
+        log.fold(*pool_of(4, 4), *pool_of(8, node="n1"))
+        silence: dict[str, str] = {"n0/1/0": "silent", "n0/1/4": "silent"}
+        assert eligible(log, ask(silent=("n0",))) == ({"n1/1/0": 0}, silence)
+        assert eligible(log, ask(silent=("n0",), refused_by=("n1/1/0",))) == ({"n1/1/0": 0}, silence)
+        candidates, excluded = eligible(log, ask(silent=("n0", "n1"), refused_by=("n0/1/4",)))
+        assert (list(candidates), excluded) == (["n0/1/0", "n1/1/0"], {"n0/1/4": "refused"})
+        log.fold(Cordoned(node=NodeId("n1"), asked_by="t"))
+        candidates, excluded = eligible(log, ask(silent=("n0", "stranger")))
+        assert (list(candidates), excluded) == (["n0/1/0", "n0/1/4"], {"n1/1/0": "cordoned"})
 
 
 class TestReservation:

@@ -71,6 +71,55 @@ class TestRedirect:
         assert (second.attempt, second.excluded) == (2, {"refused": 1})
         assert second.worker != first.worker
 
+    def test_of_an_agent_that_did_not_answer_no_worker_is_asked_until_the_node_registers_anew(self) -> None:
+        log = Log()
+        log.fold(*pool_of(4, 2, 2), *pool_of(1, node="n1"))
+        first = open_request(log, "r1")
+        assert first.worker == "n0/1/0", "4 ranks take 2 s, 1 takes 5 s"
+        log.fold(*redirect(log.state, RequestId("r1"), 1, "no-reply", node_silent=True), source=ME)
+        [second] = assign_again(log.state, RequestId("r1"), 0, now(log))
+        assert isinstance(second, RequestAssigned)
+        assert (second.worker, second.excluded) == ("n1/1/0", {"silent": 3})
+        assert [each.worker for each in second.candidates] == ["n1/1/0"]
+        log.fold(registered("n0", 8, incarnation=2, epoch=1))
+        [second] = assign_again(log.state, RequestId("r1"), 0, now(log))
+        assert isinstance(second, RequestAssigned)
+        assert (second.worker, second.excluded) == ("n0/1/0", {})
+
+    def test_a_node_that_registered_behind_what_the_assignment_had_seen_was_never_asked(self) -> None:
+        log = Log()
+        log.fold(*pool_of(4, 4), *pool_of(1, node="n1"))
+        open_request(log, "r1")
+        log.fold(registered("n0", 8, incarnation=2, epoch=1))
+        log.fold(*redirect(log.state, RequestId("r1"), 1, "no-reply", node_silent=True), source=ME)
+        [second] = assign_again(log.state, RequestId("r1"), 0, now(log))
+        assert isinstance(second, RequestAssigned)
+        assert (second.worker, second.excluded) == ("n0/1/0", {})
+
+    def test_a_node_that_gives_the_request_back_is_not_silent_any_more(self) -> None:
+        log = Log()
+        log.fold(*pool_of(4, 4))
+        open_request(log, "r1")
+        log.fold(*redirect(log.state, RequestId("r1"), 1, "no-reply", node_silent=True), source=ME)
+        [second] = assign_again(log.state, RequestId("r1"), 0, now(log))
+        assert isinstance(second, RequestAssigned)
+        assert (second.worker, second.excluded) == ("n0/1/0", {}), "there is no other node"
+        log.fold(second, *redirect(log.state, RequestId("r1"), 2, "full"), source=ME)
+        log.fold(*redirect(log.state, RequestId("r1"), 2, "full"), *pool_of(1, node="n1"), source=ME)
+        [third] = assign_again(log.state, RequestId("r1"), 0, now(log))
+        assert isinstance(third, RequestAssigned)
+        assert (third.worker, third.excluded) == ("n0/1/4", {"refused": 1})
+
+    def test_a_record_of_before_says_nothing_of_the_node(self) -> None:
+        log = Log()
+        log.fold(*pool_of(4, 4), *pool_of(1, node="n1"))
+        first = open_request(log, "r1")
+        older = {"request": "r1", "attempt": 1, "worker": first.worker, "reason": "no-reply"}
+        log.fold(RequestRedirected.model_validate(older), source=ME)
+        [second] = assign_again(log.state, RequestId("r1"), 0, now(log))
+        assert isinstance(second, RequestAssigned)
+        assert (second.worker, second.excluded) == ("n0/1/4", {"refused": 1})
+
     def test_the_last_attempt_fails_the_request(self) -> None:
         log = Log()
         log.fold(*pool_of(4))
@@ -273,7 +322,8 @@ class World:
             case "redirect" if own:
                 attempt = self.live.loads.open[mine].attempt
                 reason = ("no-reply", "rebalanced")[pick % 2]
-                self.decide(lambda state, _: redirect(state, mine, attempt, reason))
+                silent = reason == "no-reply" and pick % 4 == 0
+                self.decide(lambda state, _: redirect(state, mine, attempt, reason, node_silent=silent))
             case "again" if own:
                 self.decide(lambda state, moment: assign_again(state, mine, pick, moment))
             case "end" if own:

@@ -16,6 +16,13 @@ def test_every_step_takes_its_time(undisturbed: Calm) -> None:
     assert undisturbed.leader in ("controller-a", "controller-b")
 
 
+def test_a_dead_agent_costs_each_request_one_attempt() -> None:
+    """In this run three had asked all four workers of it when nobody had declared it lost yet."""
+    ran = disturbed("the agent dies, reconciling", 2, calm(2))
+    assert ran.verdict.violations == ()
+    assert ran.verdict.outcomes == {"served": 14}
+
+
 @pytest.mark.parametrize(
     ("fault", "end"),
     [
