@@ -129,7 +129,8 @@ class Driver:
             return await self._follow(FrameOrder(assigned.attempt), deadline)
         except TimeoutError:
             waited_s = asyncio.get_running_loop().time() - began
-            raise Unserved("lost-stream", f"no token came within {waited_s:.1f} s") from None
+            detail = f"no token came within {waited_s:.1f} s"
+            raise Unserved("lost-stream", detail, self._wiring.retry_after_s()) from None
 
     async def _give(self, assigned: RequestAssigned) -> None:
         """Errors: _Stopped unless the agent takes it."""

@@ -46,7 +46,7 @@ _OF_REASON: Mapping[EndReason, tuple[int, str]] = {
     "slo": (503, "slo_unattainable"),
     "shutdown": (503, "shutting_down"),
     "attempts-exhausted": (503, "attempts_exhausted"),
-    "lost-stream": (504, "timeout"),
+    "lost-stream": (503, "timeout"),
     "client-left": (499, "client_left"),
     "internal": (500, "internal_error"),
 }

@@ -314,7 +314,8 @@ class TestStatuses:
 
         async with served(tmp_path, hang, first_token_slack_s=0.1) as (_, client):
             answer = await client.post("/v1/completions", json=BODY)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "timeout")
+            assert int(answer.headers["retry-after"]) >= 1
 
     async def test_too_many_at_once(self, tmp_path: Path) -> None:
         async with served(tmp_path, open_requests_max=1) as (router, client):
