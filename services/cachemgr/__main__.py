@@ -15,7 +15,7 @@ async def main() -> None:
         app = FastAPI(title="Vertumnus cache manager")
         app.include_router(probes(hosted.manager.ready, runtime.metrics))
         app.include_router(prefixes_api(hosted.state))
-        await serve(app, settings, hosted.failures, hosted.manager.stop)
+        await serve(app, settings, hosted.failures, hosted.stop)
 
 
 if __name__ == "__main__":

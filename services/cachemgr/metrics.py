@@ -28,6 +28,33 @@ class Metrics:
             "vertumnus_cache_operations", "Copies and reclamations that have ended", ["outcome"], registry=registry
         )
 
+        self._started = Gauge(
+            "vertumnus_cachemgr_start_events",
+            "Events of the log that this process folded at its start",
+            registry=registry,
+        )
+        self._resumed = Gauge(
+            "vertumnus_cachemgr_resumed_seq", "Place of the snapshot it went on from, 0 for none", registry=registry
+        )
+        self._snapshot_seq = Gauge(
+            "vertumnus_cachemgr_snapshot_seq", "Place of the last snapshot this leader has kept", registry=registry
+        )
+        self._snapshot_bytes = Gauge("vertumnus_cachemgr_snapshot_bytes", "Its bytes", registry=registry)
+        self._snapshot_seconds = Gauge(
+            "vertumnus_cachemgr_snapshot_seconds", "What it took to write and keep it", registry=registry
+        )
+
+    def show_start(self, resumed_seq: int, events: int) -> None:
+        """From what this process has begun."""
+        self._resumed.set(resumed_seq)
+        self._started.set(events)
+
+    def show_snapshot(self, seq: int, size_bytes: int, took_s: float) -> None:
+        """One that is kept."""
+        self._snapshot_seq.set(seq)
+        self._snapshot_bytes.set(size_bytes)
+        self._snapshot_seconds.set(took_s)
+
     def show_scan(self, scan: CacheScanCompleted) -> None:
         """Sizes as of a recorded scan."""
         self._nodes.set(scan.nodes)

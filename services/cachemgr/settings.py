@@ -13,3 +13,6 @@ class CacheManagerSettings(ServiceSettings):
         default="qwen3_30b_a3b_h20",
         description="cost model that prices a missed block: a name, or the path of your own (.json)",
     )
+    snapshot_every_s: float = Field(
+        default=300.0, gt=0, description="how often the leader keeps its folded state, for the next start to go on from"
+    )

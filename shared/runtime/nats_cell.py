@@ -1,10 +1,11 @@
-"""Single records in NATS key-value buckets (each a stream `KV_<bucket>` with one message per key): leases, and what is kept
-of dropped events."""
+"""Single records in NATS key-value buckets (each a stream `KV_<bucket>` with one message per key): leases, what is kept of
+dropped events, and pieces of snapshots."""
 
 from typing import NamedTuple
 
 import nats.errors
 import nats.js.errors
+import structlog
 from nats.js.api import DiscardPolicy, Header, StorageType, StreamConfig
 
 from shared.contracts.subjects import Subjects
@@ -30,6 +31,7 @@ class Bucket(NamedTuple):
 
 LEASES = Bucket("leases", 2**20)
 KEEPSAKE = Bucket("keepsake", 4 * 2**20)
+SNAPSHOTS = Bucket("snapshots", 2**30)
 
 _WRONG_SEQUENCE = {10071, 10164}
 
@@ -65,25 +67,37 @@ class NatsCell:
 
 
 async def open_buckets(link: NatsLink, subjects: Subjects, replicas: int, clock: Clock) -> None:
-    """Make the buckets that are not there. Errors: Unavailable."""
+    """Make the buckets without which no service runs, where they are not there. Errors: Unavailable."""
     for bucket in (LEASES, KEEPSAKE):
-        config = StreamConfig(
-            name=_stream(subjects, bucket),
-            subjects=[f"{_keys(subjects, bucket)}.>"],
-            max_msgs_per_subject=1,
-            max_bytes=bucket.bytes_max,
-            discard=DiscardPolicy.NEW,
-            storage=StorageType.FILE,
-            num_replicas=replicas,
-            allow_rollup_hdrs=True,
-            deny_delete=True,
-        )
-        try:
-            await create_or_find(link, config, clock, CREATE_LIMIT_S)
-        except nats.js.errors.APIError as error:
-            raise Unavailable(f"bucket {config.name}: {error.description}") from error
-        except nats.errors.Error as error:
-            raise Unavailable(f"bucket {config.name}: {error}") from error
+        await _open(link, subjects, bucket, replicas, clock)
+
+
+async def open_snapshots(link: NatsLink, subjects: Subjects, replicas: int, clock: Clock) -> None:
+    """The same of the bucket for snapshots, if the server has room for it: without them a start takes longer, and no more."""
+    try:
+        await _open(link, subjects, SNAPSHOTS, replicas, clock)
+    except Unavailable as error:
+        structlog.get_logger(component="snapshots").warning("no room for snapshots", error=str(error))
+
+
+async def _open(link: NatsLink, subjects: Subjects, bucket: Bucket, replicas: int, clock: Clock) -> None:
+    config = StreamConfig(
+        name=_stream(subjects, bucket),
+        subjects=[f"{_keys(subjects, bucket)}.>"],
+        max_msgs_per_subject=1,
+        max_bytes=bucket.bytes_max,
+        discard=DiscardPolicy.NEW,
+        storage=StorageType.FILE,
+        num_replicas=replicas,
+        allow_rollup_hdrs=True,
+        deny_delete=True,
+    )
+    try:
+        await create_or_find(link, config, clock, CREATE_LIMIT_S)
+    except nats.js.errors.APIError as error:
+        raise Unavailable(f"bucket {config.name}: {error.description}") from error
+    except nats.errors.Error as error:
+        raise Unavailable(f"bucket {config.name}: {error}") from error
 
 
 def _keys(subjects: Subjects, bucket: Bucket) -> str:

@@ -3,6 +3,8 @@
 Each event is folded once: a (source, source_seq) that was folded is skipped, so a repeated append does no harm. A process's
 own recorded events are folded when they are recorded (`outbox.py`), and so skipped when the consumer brings them back.
 
+A state that was kept (`snapshots.py`) is gone on from by `resume`; who does not has the log's beginning to fold.
+
 The log drops old events. Given a keepsake, a projection folds what is kept of those that lie before the log's first one, and
 then everything the log has: requests and blocks as far back as it goes.
 """
@@ -40,11 +42,22 @@ class Place(NamedTuple):
 NOWHERE = Place(0, 0)
 
 
+class Reached(NamedTuple):
+    """How far a fold has come, and with what it began: all that a projection knows besides its state."""
+
+    seen_seq: int
+    first_seq: int
+    kept_events: int
+    last_on: dict[str, int]
+    last_of: dict[Source, Place]
+
+
 class Projection(Generic[S]):
     """`state` is the log folded to `seen_seq`, plus what the process has recorded itself.
 
     `evolve` changes the state it owns and never refuses. `last_on` holds the last folded sequence per subject, `first_seq` is
-    the log's first one when the fold began, `kept_events` how many were folded that it had dropped.
+    the log's first one when the fold began, `kept_events` how many were folded that it had dropped, `folded_events` how many of
+    the log this process has folded itself.
     """
 
     def __init__(
@@ -55,6 +68,7 @@ class Projection(Generic[S]):
         self.seen_seq = 0
         self.first_seq = 1
         self.kept_events = 0
+        self.folded_events = 0
         self.last_on: dict[str, int] = {}
         self.own_recorded: Source | None = None
         self._filters = tuple(filters)
@@ -65,6 +79,7 @@ class Projection(Generic[S]):
         self._last_of: dict[Source, Place] = {}
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._tail: Tail | None = None
+        self._resumed = False
         self._logger = structlog.get_logger(component="projection")
 
     async def start(self) -> None:
@@ -73,11 +88,27 @@ class Projection(Generic[S]):
         Errors: Unavailable; LogLost; BadKeepsake; TimeoutError after 10 s in which the log delivered nothing; whatever
         `evolve` raised.
         """
-        still_there = await self._recall(self._keepsake) if self._keepsake is not None else []
+        needed_seq = self.seen_seq + 1 if self._resumed else None
+        if self._keepsake is not None and not self._resumed:
+            needed_seq = await self._recall(self._keepsake)
         lasts = [await self.log.last_on(each) for each in self._filters]
         self._tail = await self.log.tail(self._filters, self.seen_seq, self._deliver)
-        await self._check_nothing_slipped(still_there)
+        if needed_seq is not None:
+            await self._check_nothing_slipped(needed_seq)
         await self._catch_up(max((found[0] for found in lasts if found), default=0))
+
+    def resume(self, reached: Reached) -> None:
+        """Go on behind what the state has folded already, which is all up to `reached`. Before `start`, which then raises
+        LogLost if the log no longer has what follows."""
+        assert self._tail is None, "a projection resumes before it starts"
+        self._resumed = True
+        self.seen_seq, self.first_seq, self.kept_events = reached.seen_seq, reached.first_seq, reached.kept_events
+        self.last_on, self._last_of = reached.last_on.copy(), reached.last_of.copy()
+
+    @property
+    def reached(self) -> Reached:
+        """What `resume` needs, besides the state."""
+        return Reached(self.seen_seq, self.first_seq, self.kept_events, self.last_on.copy(), self._last_of.copy())
 
     async def stop(self) -> None:
         """Nothing is folded after this returns."""
@@ -115,8 +146,9 @@ class Projection(Generic[S]):
         if len(self._own) > OWN_MAX:
             del self._own[next(iter(self._own))]
 
-    async def _recall(self, keepsake: Cell) -> list[Stored]:
-        """Fold the kept events that the log has dropped; listeners hear of the log's own alone. Returns the others."""
+    async def _recall(self, keepsake: Cell) -> int | None:
+        """Fold the kept events that the log has dropped; listeners hear of the log's own alone. Returns the first
+        of the others, which the log has to have when it is read."""
         recalled = await recall(keepsake, self.log.identity)
         first_seq, _ = await self.log.bounds()
         if recalled.seen_seq < first_seq - 1:
@@ -129,14 +161,13 @@ class Projection(Generic[S]):
         # A decision on an empty log has seen what is kept: its assignments are not older than a kept loss of their node.
         self.seen_seq = max(self.seen_seq, first_seq - 1)
         self.first_seq = first_seq
-        return [stored for stored in recalled.events if stored.stream_seq >= first_seq]
+        return next((stored.stream_seq for stored in recalled.events if stored.stream_seq >= first_seq), None)
 
-    async def _check_nothing_slipped(self, still_there: Sequence[Stored]) -> None:
-        """LogLost if the log has dropped one of these in the meantime: the tail may have begun behind it."""
-        if still_there:
-            first_seq, _ = await self.log.bounds()
-            if still_there[0].stream_seq < first_seq:
-                raise LogLost(f"the log dropped {still_there[0].stream_seq} while this process started")
+    async def _check_nothing_slipped(self, needed_seq: int) -> None:
+        """LogLost if the log has dropped this event in the meantime: the tail may have begun behind it."""
+        first_seq, _ = await self.log.bounds()
+        if needed_seq < first_seq:
+            raise LogLost(f"the log dropped {needed_seq} while this process started")
 
     async def _catch_up(self, there: int) -> None:
         reached = asyncio.ensure_future(self.folded(there))
@@ -170,6 +201,7 @@ class Projection(Generic[S]):
         if event.source_seq <= self.last_of(event.source).source_seq:
             return
         self._note(stored)
+        self.folded_events += 1
         if event.source != self.own_recorded:
             self._evolve(self.state, stored)
         for listener in self._listeners:

@@ -26,7 +26,7 @@ from shared.runtime.http_limits import KEEP_ALIVE_S, BoundedHttp, Turns, connect
 from shared.runtime.keepsake import BadKeepsake
 from shared.runtime.lease import CellLease
 from shared.runtime.nats_bus import NatsBus
-from shared.runtime.nats_cell import KEEPSAKE, LEASES, NatsCell, open_buckets
+from shared.runtime.nats_cell import KEEPSAKE, LEASES, SNAPSHOTS, NatsCell, open_buckets, open_snapshots
 from shared.runtime.nats_link import NatsLink, connect
 from shared.runtime.nats_log import open_log
 from shared.runtime.ports import Bus, Cell, EventLog, Lease, LogLost, Unavailable
@@ -45,13 +45,15 @@ _BACKLOG = 2_048
 
 class Runtime(NamedTuple):
     """What a service stands on. `bulk` is a connection of its own for claims and token frames, `keepsake` holds what is kept
-    of events that the log has dropped, `lease` is the leadership of a role in this pool."""
+    of events that the log has dropped, `snapshots` holds folded states by key, `lease` is the leadership of a role in this
+    pool."""
 
     settings: ServiceSettings
     clock: Clock
     ids: Ids
     log: EventLog
     keepsake: Cell
+    snapshots: Callable[[str], Cell]
     bus: Bus
     bulk: Bus
     subjects: Subjects
@@ -82,6 +84,7 @@ async def open_runtime(settings: ServiceSettings, service: str) -> AsyncIterator
         server = await require_nats(link.client)
         log = await open_log(link, subjects, settings, clock, ids)
         await open_buckets(link, subjects, settings.stream_replicas, clock)
+        await open_snapshots(link, subjects, settings.stream_replicas, clock)
         buses = [NatsBus(each) for each in (link, bulk)]
         for bus in buses:
             stack.push_async_callback(bus.close)
@@ -94,6 +97,7 @@ async def open_runtime(settings: ServiceSettings, service: str) -> AsyncIterator
             ids=ids,
             log=log,
             keepsake=NatsCell(link, subjects, KEEPSAKE, "pool"),
+            snapshots=lambda key: NatsCell(link, subjects, SNAPSHOTS, key),
             bus=buses[0],
             bulk=buses[1],
             subjects=subjects,

@@ -88,6 +88,7 @@ class Process:
             ids=Ids(clock, Random(f"{outside.seed} ids of {self.source}")),
             log=self.log,
             keepsake=DistantCell(outside.cell("keepsake"), link),
+            snapshots=lambda key: DistantCell(outside.cell(f"snapshots {key}"), link),
             bus=DistantBus(outside.exchange, link, clock),
             bulk=DistantBus(outside.exchange, link, clock),
             subjects=outside.subjects,

@@ -1,6 +1,6 @@
 """The services, hosted as their `__main__` does, without HTTP. What a role offers to the world is a `Service`."""
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from services.worker.engines import engines
 from services.worker.settings import WorkerSettings
 from shared.contracts.ids import NodeId
 from shared.runtime.appending import NO_ORIGIN
+from shared.runtime.process_copy import Told, Work
 from shared.runtime.settings import ServiceSettings
 from simulation.faults.process import Outside, Process
 from simulation.faults.scenario import Shape
@@ -28,6 +29,8 @@ POOL = "main"
 BLOCK_TOKENS = 16
 VOCABULARY = 4_000
 STOP_S_MAX = 3.0
+SNAPSHOT_EVERY_S = 2.0
+"""So often that whoever is killed has left one, and goes on from it."""
 
 NOT_A_SECRET = Path(__file__)
 """A simulated deployment's key for block ids: any file that is long enough."""
@@ -91,9 +94,19 @@ async def _controller(process: Process, shape: Shape) -> Service:
 
 
 async def _cachemgr(process: Process) -> Service:
-    settings = CacheManagerSettings(pool=POOL)
-    hosted = await cachemgr.host(settings, process.runtime(settings))
-    return Service(hosted, hosted.failures, hosted.manager.stop)
+    settings = CacheManagerSettings(pool=POOL, snapshot_every_s=SNAPSHOT_EVERY_S)
+    hosted = await cachemgr.host(settings, process.runtime(settings), _here)
+    return Service(hosted, hosted.failures, hosted.stop)
+
+
+def _here(work: Work) -> Told:
+    """At once, in the one process that there is."""
+
+    async def told(pieces: list[bytes]) -> AsyncGenerator[bytes, None]:
+        for each in pieces:
+            yield each
+
+    return told(list(work()))
 
 
 async def _worker(process: Process, shape: Shape, node: NodeId) -> Service:

@@ -48,6 +48,7 @@ async def test_each_event_has_one_sender(pool_server: PoolServer) -> None:
         ("$KV.vertumnus-main-leases.controller", {"controller"}),
         ("$KV.vertumnus-main-leases.cachemgr", {"cachemgr"}),
         ("$KV.vertumnus-main-keepsake.pool", {"controller"}),
+        ("$KV.vertumnus-main-snapshots.cachemgr.1.17", {"cachemgr"}),
     ],
 )
 async def test_each_message_has_its_senders(pool_server: PoolServer, subject: str, allowed: set[str]) -> None:

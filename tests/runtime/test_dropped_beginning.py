@@ -166,6 +166,30 @@ async def test_a_log_that_drops_a_kept_event_during_the_start_ends_it() -> None:
     assert [each.stream_seq for each in projection.state] == [5, 6], "the next start finds it kept"
 
 
+async def test_a_fold_is_resumed_behind_what_is_folded_if_the_log_has_what_follows(dropping: Dropping) -> None:
+    await write(dropping, 1, 2, 3)
+    await keep(dropping)
+    before = dropping.projection()
+    await before.start()
+    await before.stop()
+    await write(dropping, 4)
+    for first_seq in (1, 7):
+        await dropping.drop_before(first_seq)
+        resumed = dropping.projection()
+        resumed.resume(before.reached)
+        await resumed.start()
+        assert [each.stream_seq for each in resumed.state] == [7, 8]
+        assert (resumed.folded_events, resumed.kept_events, resumed.first_seq) == (2, 0, 1)
+        assert resumed.last_of("controller-1") == Place(8, 8)  # type: ignore[arg-type]
+        await resumed.stop()
+    await dropping.drop_before(8)
+    late = dropping.projection()
+    late.resume(before.reached)
+    with pytest.raises(LogLost, match="the log dropped 7 while this process started"):
+        await late.start()
+    await late.stop()
+
+
 async def test_a_record_that_cannot_be_read_ends_the_start(dropping: Dropping) -> None:
     await dropping.cell.write(b"no keepsake", 0)
     with pytest.raises(BadKeepsake, match="cannot be read"):

@@ -89,6 +89,47 @@ async def test_a_standby_goes_on_counting_where_the_dead_leader_stopped(
             assert (await http.get("/v1/prefixes?limit=1001")).status_code == 422
 
 
+async def test_who_is_started_again_goes_on_from_what_the_last_leader_kept(
+    nats_server: EmbeddedNats, tmp_path: Path
+) -> None:
+    first, second = (
+        Replica("cachemgr", nats_server, tmp_path, each, VERTUMNUS_SNAPSHOT_EVERY_S="0.2") for each in ("1", "2")
+    )
+    async with witness(nats_server) as seeing, httpx.AsyncClient() as http:
+
+        async def shown(replica: Replica, name: str) -> int:
+            lines = (await http.get(f"{replica.url}/metrics")).text.splitlines()
+            return round(
+                float(next(each.split()[1] for each in lines if each.startswith(f"vertumnus_cachemgr_{name} ")))
+            )
+
+        try:
+            first.start()
+            await eventually(lambda: seeing.all(CacheLeadershipTaken))
+            await a_serving_node(seeing)
+            await seeing.tell(stored("a b c"), sender="n0")
+            there = seeing.projection.seen_seq
+            while await shown(first, "snapshot_seq") < there:
+                await seeing.runtime.clock.sleep(0.1)
+            first.stop(kill=True)
+            await seeing.tell(stored("a b c d", number=2), sender="n0")
+            _, last = await seeing.runtime.log.bounds()
+            second.start()
+            await eventually(second.ready)
+            resumed = await shown(second, "resumed_seq")
+            assert resumed >= there
+            assert await shown(second, "start_events") == last - resumed
+            await eventually(lambda: seeing.all(CacheScanCompleted)[-1].holders == 4)
+            old, new = seeing.all(CacheLeadershipTaken)
+            assert new == old.model_copy(update={"leader": new.leader, "term": new.term}), "of the same beginning"
+            assert new.term > old.term
+            numbers = [each.scan for each in seeing.all(CacheScanCompleted)]
+            assert numbers == list(range(1, len(numbers) + 1))
+        finally:
+            for each in (first, second):
+                each.stop(kill=True)
+
+
 async def test_a_cache_with_a_gap_is_reported_again(nats_server: EmbeddedNats, managers: list[Replica]) -> None:
     async with witness(nats_server) as seeing:
         asked = []

@@ -89,6 +89,7 @@ class Front:
             ids=self.ids,
             log=self.log,
             keepsake=MemoryCell(),
+            snapshots=lambda key: MemoryCell(),
             bus=self.bus,
             bulk=self.bus,
             subjects=SUBJECTS,
