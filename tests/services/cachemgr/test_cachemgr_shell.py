@@ -50,7 +50,7 @@ class Pool:
             CellLease(MemoryCell(), "m1", self.clock),
             projection,
             Fence(projection, self._sealer("m1"), SUBJECTS.cache_control, self.clock),
-            lambda lease_term: decider.take_leadership(self.state, "m1", lease_term),
+            lambda lease_term: [decider.take_leadership(self.state, "m1", lease_term)],
             self.clock,
         )
         self.manager = CacheManager(self.state, leadership, self.bus, SUBJECTS, self.clock, Metrics(self.registry))
