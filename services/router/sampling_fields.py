@@ -76,7 +76,7 @@ class ResponseFormat(BaseModel):
 
     @property
     def schema_text(self) -> str | None:
-        """As SGLang takes it."""
+        """As SGLang takes it. Errors: ValueError for numbers that JSON has not."""
         match self.type:
             case "text":
                 return None
@@ -84,7 +84,7 @@ class ResponseFormat(BaseModel):
                 return '{"type": "object"}'
             case "json_schema":
                 assert self.json_schema is not None, "the type was checked"
-                return json.dumps(self.json_schema.schema_)
+                return json.dumps(self.json_schema.schema_, allow_nan=False)
 
 
 class SamplingFields(BaseModel):

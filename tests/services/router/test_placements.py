@@ -151,6 +151,17 @@ async def test_without_a_worker_there_is_no_placement(tmp_path: Path) -> None:
         assert router.dispatcher.open_requests == 0
 
 
+async def test_a_body_nested_without_end_is_refused(tmp_path: Path) -> None:
+    """Deeper than the C stack's or Python's own limit on the way back to a text, and still JSON."""
+    deep = '{"a":' * 1_000 + "1" + "}" * 1_000
+    asked = '{"model": "toy", "prompt": [1], "response_format": {"type": "json_schema", "json_schema": {"schema": %s}}}'
+    async with served(tmp_path) as (router, client):
+        for path in (PLACEMENTS, "/v1/completions"):
+            answer = await client.post(path, content=asked % deep, headers=JSON)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+        assert not router.told(RequestReceived)
+
+
 JSON = {"content-type": "application/json"}
 RAW = {"content-type": "application/octet-stream"}
 

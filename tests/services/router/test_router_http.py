@@ -122,6 +122,9 @@ async def test_an_answer_is_bound_to_a_schema_where_the_pools_engine_can(tmp_pat
         for given, schema in ((FORMAT, '{"type": "integer"}'), ({"type": "json_object"}, '{"type": "object"}')):
             answer = await client.post("/v1/completions", json=BODY | {"response_format": given})
             assert (answer.status_code, got[-1].sampling.json_schema) == (200, schema)
+        nan = json.dumps(BODY | {"response_format": FORMAT | {"json_schema": {"schema": {"maximum": float("nan")}}}})
+        refused = await client.post("/v1/completions", content=nan)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")
         await Agent(router, "n1").start((4,), block_tokens=16)
         mixed = await client.post("/v1/completions", json=BODY | {"response_format": FORMAT})
         assert (mixed.status_code, "modelled" in mixed.text) == (400, True)
