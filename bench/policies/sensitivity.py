@@ -14,11 +14,14 @@ from simulation.policies.setup import Setup
 from simulation.policies.studies import Policy
 
 BASE = "as it is"
-PARAMETERS: dict[str, Sequence[Any]] = {
-    "beta": (1, 2, 5, 8),
-    "lam": (0, 0.05, 0.2, 0.5),
-    "worker_order": ("fcfs", "shortest-first"),
+ORDERS: dict[str, Sequence[Any]] = {"worker_order": ("fcfs", "shortest-first")}
+PARAMETERS: dict[str, dict[str, Sequence[Any]]] = {
+    "paper": {"beta": (1, 2, 5, 8), "lam": (0, 0.05, 0.2, 0.5), **ORDERS},
+    "vertumnus": {"adaptive_beta": (False,), "lam_vertumnus": (0, 0.1, 0.2, 0.5), **ORDERS},
+    "least-work": ORDERS,
 }
+"""Those that a policy multiplies by. Rules of other systems have none, like `least-work`."""
+
 WINDOWS_S = (5, 10, 40, 80)
 """H, where the paper's thresholds change compositions after each window."""
 THRESHOLDS = {"theta_inter": (0.1, 1.0), "theta_intra": (1.0, 4.0), "theta_reclaim": (0.1, 0.6)}
@@ -59,7 +62,8 @@ def variants(base: Setup, vary: Sequence[str]) -> Iterator[Side]:
 
 
 def _parameters(base: Setup) -> Iterator[Side]:
-    for name, values in PARAMETERS.items():
+    policy = "least-work" if base.rule else base.parameters.get("placement_policy", Parameters().placement_policy)
+    for name, values in PARAMETERS[policy].items():
         for value in values:
             if value != base.parameters.get(name):
                 yield Side(f"{name} = {value}", _with(base, **{name: value}))

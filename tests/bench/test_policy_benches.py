@@ -15,7 +15,12 @@ from bench.policies.comparing import Side
 from bench.policies.scale import measured
 from bench.policies.sensitivity import THRESHOLDS, VARIED, variants
 from bench.policies.workloads import source
-from simulation.policies.studies import policy
+from services.router.outlook import weights
+from shared.model.calibration import PPM
+from shared.model.parameters import Parameters, changed
+from simulation.baselines.rules import RULES
+from simulation.policies.setup import Setup
+from simulation.policies.studies import OWN, policy
 from simulation.workloads.generating import SHAPES, Phase, generated
 from simulation.workloads.rows import write
 
@@ -56,6 +61,19 @@ def test_one_thing_is_varied_at_a_time() -> None:
     wrong = [each for _, each in sides if each.truth is not None and each.coefficients.alpha != each.truth.alpha]
     beliefs = {round(each.coefficients.alpha / each.truth.alpha, 2) for each in wrong if each.truth is not None}
     assert beliefs == {0.6, 1.4, 1.67, 0.71}, "alpha believed 40 % off, and steps that take 40 % less or more"
+
+
+@pytest.mark.parametrize("name", [*OWN, *RULES])
+def test_every_parameter_that_is_varied_counts_under_the_policy(name: str) -> None:
+    """Under `vertumnus` β and λ are not those of the paper's formula: to vary these would be to run the same thing again."""
+
+    def counts(setup: Setup) -> tuple[object, ...]:
+        found = changed(Parameters(), setup.parameters)
+        priced = found.placement_policy != "least-work" and setup.rule is None
+        return found.worker_order, weights(found, PPM // 2) if priced else None
+
+    base, *sides = [counts(side.setup) for side in variants(policy(name).of(SETUP), ["parameters"])]
+    assert len({base, *sides}) == 1 + len(sides)
 
 
 def test_what_is_varied_is_compared_and_drawn(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
