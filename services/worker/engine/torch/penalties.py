@@ -1,6 +1,6 @@
 """What a request has said so far, and the logits that its sampling fields leave of the model's.
 
-In the order in which SGLang and vLLM do it:
+In this order, which shows only where a token has several of them; SGLang scales behind 2, vLLM behind 3 and 4:
 1.  `repetition_penalty` r, over the prompt and what was generated (Keskar et al. 2019, as `transformers` has it): a token that
     was said has its logit divided by r if that is positive, and multiplied by r if not.
 2.  OpenAI's two, over what was generated: less `frequency_penalty` for each time that a token was said, and less
