@@ -14,6 +14,7 @@ app = typer.Typer(help="Read the event log.", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, one object per line")]
 
 LAST_MAX = 1_000_000
+HOW_MANY = "how many; of a type, as many as there are among the newest 100,000 of all"
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
@@ -23,13 +24,13 @@ T = TypeVar("T")
 @app.command()
 def tail(
     kind: Annotated[list[str] | None, typer.Option("--type", help="only events of this type; may be repeated")] = None,
-    last: Annotated[int, typer.Option("--last", "-n", min=0, max=LAST_MAX, help="begin this many events back")] = 50,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, max=LAST_MAX, help=HOW_MANY)] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with new events until Ctrl-C")] = False,
     json: Json = False,
 ) -> None:
     """Print the newest events, from the stream itself: it works while Postgres is away."""
     from cli.events.printing import json_line, line
-    from cli.events.tailing import known_kinds
+    from cli.events.tailing import OF_A_TYPE_MAX, known_kinds
     from cli.events.tailing import tail as tail_stream
     from cli.whereabouts import nats_url
 
@@ -46,10 +47,8 @@ def tail(
         print(form(seq, raw), flush=follow)
 
     run(lambda: tail_stream(url, last, follow, kinds, tell))
-    if not lines and kinds:
-        typer.echo(
-            f"none of the newest {last:,} events is {' or '.join(sorted(kinds))}; -n looks further back", err=True
-        )
+    if not lines and kinds and last:
+        typer.echo(f"none of the newest {max(last, OF_A_TYPE_MAX):,} events is {' or '.join(sorted(kinds))}", err=True)
 
 
 @app.command()

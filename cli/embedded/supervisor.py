@@ -1,5 +1,6 @@
 """Starts children in order, keeps them running, stops them in reverse order."""
 
+import re
 import signal
 import threading
 import time
@@ -18,6 +19,9 @@ READY_LIMIT_S = 120.0
 
 TELL_AFTER_S = 10.0
 """A start that takes longer says what it waits for."""
+
+TELL_AGAIN_S = 10.0
+"""And what differs from that in numbers alone, such as how much is read, no sooner than after so long."""
 
 
 class Child(Protocol):
@@ -83,17 +87,20 @@ class Supervisor:
             child.start()
         waiting = list(children)
         told: set[str] = set()
+        tell_s: dict[str, float] = {}
         while waiting:
             for child in [child for child in waiting if child.ready()]:
                 self._say(f"{child.name} is ready ({time.monotonic() - begun:.1f} s)")
                 waiting.remove(child)
             self._refuse_lost(waiting, time.monotonic() - begun, limit_s)
             if time.monotonic() - begun > TELL_AFTER_S:
-                waits = [f"{child.name} is not ready: {child.why_not_ready}" for child in waiting]
-                for line in waits:
-                    if line not in told:
+                for child in waiting:
+                    line = f"{child.name} is not ready: {child.why_not_ready}"
+                    but_for_numbers = re.sub(r"\d+", "", line)
+                    if line not in told and time.monotonic() >= tell_s.get(but_for_numbers, 0):
                         self._say(line)
-                told.update(waits)
+                        told.add(line)
+                        tell_s[but_for_numbers] = time.monotonic() + TELL_AGAIN_S
             self._interrupted.wait(POLL_S if waiting else 0)
             self._check_interrupted()
 

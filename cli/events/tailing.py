@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
@@ -13,11 +14,16 @@ from shared.runtime.nats_link import connect
 from shared.runtime.nats_log import find_log
 from shared.runtime.settings import ServiceSettings
 
+OF_A_TYPE_MAX = 100_000
+"""How far back events of a type are looked for."""
+
 
 async def tail(
     nats_url: str, last: int, follow: bool, kinds: frozenset[str], tell: Callable[[int, bytes], None]
 ) -> None:
-    """Tell the `last` newest messages of the pool's stream that are of `kinds` (all, if empty), and new ones if `follow`.
+    """Tell the `last` newest messages of the pool's stream, and new ones if `follow`; of `kinds`, if there are any.
+
+    What is of a kind is looked for further back: half a minute of scans of a new pool is more than 50 events.
 
     Errors: Unavailable; LogLost; ServerUnfit.
     """
@@ -28,14 +34,30 @@ async def tail(
         log = await find_log(link, subjects, clock, Ids(clock, random.Random()))
         first_seq, last_seq = await log.bounds()
         reached = asyncio.Event()
+        newest: deque[tuple[int, bytes]] = deque(maxlen=last)
+        names = [kind.encode() for kind in kinds]
+
+        def tell_newest() -> None:
+            while newest:
+                tell(*newest.popleft())
 
         def deliver(subject: str, seq: int, raw: bytes) -> None:  # noqa: ARG001 - the shape of `Deliver`
-            if (follow or seq <= last_seq) and (not kinds or kind_of(raw) in kinds):
-                tell(seq, raw)
+            if seq > last_seq:
+                tell_newest()
+            # Most are of no asked kind, and are not decoded to find that out.
+            if (follow or seq <= last_seq) and (
+                not kinds or (any(name in raw for name in names) and kind_of(raw) in kinds)
+            ):
+                if kinds and seq <= last_seq:
+                    newest.append((seq, raw))
+                else:
+                    tell(seq, raw)
             if seq >= last_seq:
+                tell_newest()
                 reached.set()
 
-        after_seq = max(first_seq - 1, last_seq - last)
+        back = max(last, OF_A_TYPE_MAX) if kinds and last else last
+        after_seq = max(first_seq - 1, last_seq - back)
         if after_seq == last_seq and not follow:
             return
         tailing = await log.tail([subjects.all_events], after_seq, deliver)

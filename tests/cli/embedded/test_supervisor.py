@@ -104,6 +104,27 @@ def test_a_start_that_takes_longer_says_once_what_it_waits_for(bench: Bench, mon
     assert bench.said.count(f"worker is not ready: {reason}") == 1
 
 
+def test_how_far_a_start_has_got_is_told_from_time_to_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "TELL_AFTER_S", 0.0)
+    monkeypatch.setattr(supervisor, "TELL_AGAIN_S", 0.5)
+    service = bench.service("worker", STAND_IN_WAITS="reading")
+    looks, begun = list[int](), time.monotonic()
+
+    def look() -> bool:
+        looks.append(len(looks))
+        service.why_not_ready = f"{len(looks)} % are read"
+        if time.monotonic() - begun > 1.2:
+            bench.interrupted.set()
+        return False
+
+    monkeypatch.setattr(service, "ready", look)
+    with pytest.raises(Interrupted):
+        bench.supervisor.start([service])
+    bench.interrupted.clear()
+    assert "worker is not ready: 1 % are read" in bench.said
+    assert 2 <= sum("are read" in line for line in bench.said) <= 4
+
+
 def test_a_start_that_takes_too_long_ends_with_what_it_waited_for(bench: Bench) -> None:
     with pytest.raises(
         StartFailed, match=r"router was not ready within 0 s: no answer \(ConnectionRefusedError\); .*router\.log"
