@@ -88,18 +88,28 @@ class Named(NamedTuple):
 
 async def request_named(connection: Any, name: str) -> Named | None:
     """What `name` may mean: the request with this id, as the record or an answer (`chatcmpl-…`) has it, else the newest one to
-    which its client gave it."""
+    which its client gave it, else the one that an event with this id is about (`x-vertumnus-decision`)."""
     as_id = name.rpartition("cmpl-")[2]
     if (told := await request(connection, as_id)) is not None:
         return Named(as_id, told, [])
     sql = "SELECT request FROM requests WHERE client_digest = $1 ORDER BY received_log DESC, received_seq DESC LIMIT $2"
     rows = await connection.fetch(sql, client_digest(name), REQUESTS_OF_CLIENT_MAX)
     if not rows:
-        return None
+        return await _request_of_event(connection, as_id)
     newest, *earlier = [row["request"] for row in rows]
     told = await request(connection, newest)
     assert told is not None, "what has a row is in the record"
     return Named(newest, told, earlier)
+
+
+async def _request_of_event(connection: Any, name: str) -> Named | None:
+    try:
+        found = await event_of_id(connection, UUID(name))
+    except ValueError:
+        return None
+    about = found.get("correlation") if found else None
+    told = await request(connection, about) if about else None
+    return Named(about, told, []) if told else None
 
 
 async def state(connection: Any) -> Json:

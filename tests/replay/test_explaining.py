@@ -149,6 +149,13 @@ async def test_a_terminal_shows_the_whole_story(world: World) -> None:
     assert "redirected" in await vertumnus("explain", f"chatcmpl-{redirected.request}")
 
 
+async def test_the_decision_that_an_answer_names_is_explained(world: World) -> None:
+    placed = next(each for each in reversed(world.log) if isinstance(each.data, RequestAssigned))
+    assert f"request {placed.data.request}" in await vertumnus("explain", str(placed.event.id))
+    for no_request in (UUID(int=7), next(each.event.id for each in world.log if not each.event.correlation)):
+        assert "no request of the record" in await vertumnus("explain", str(no_request), status=1)
+
+
 async def test_an_unknown_request_is_told_with_how_far_the_record_goes(world: World) -> None:
     said = await vertumnus("explain", "nobody", status=1)
     assert "no request of the record has this id" in said
