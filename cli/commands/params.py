@@ -37,7 +37,7 @@ def get(
 
 @app.command("set")
 def set_(
-    changes: Annotated[list[str], typer.Argument(help="such as lam=0.05 cache_policy=regret")],
+    changes: Annotated[list[str], typer.Argument(help="such as lam_vertumnus=0.02 cache_policy=lru")],
     reason: Reason = "",
     by: By = None,
 ) -> None:
@@ -57,10 +57,18 @@ def _table(values: dict[str, Any]) -> Any:
     shown = Table("parameter", "value", "new pools", "what it is")
     for name, value in values.items():
         field = Parameters.model_fields.get(name)
-        begun = "" if field is None else str(RECOMMENDED.get(name, field.default))
-        changed = str(value) != begun
-        shown.add_row(name, f"[bold]{value}[/]" if changed else str(value), begun, (field and field.description) or "")
+        begun = "" if field is None or name == "version" else _written(RECOMMENDED.get(name, field.default))
+        is_ = _written(value)
+        changed = begun and is_ != begun
+        shown.add_row(name, f"[bold]{is_}[/]" if changed else is_, begun, (field and field.description) or "")
     return shown
+
+
+def _written(value: Any) -> str:
+    """As `params set` takes it."""
+    import orjson
+
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
 def _otherwise(values: dict[str, Any], unlike: dict[str, Any]) -> str:

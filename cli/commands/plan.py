@@ -69,13 +69,16 @@ def plan(
         return
     console = output()
     console.print(_table(found[:SHOWN], load))
-    console.print(f"{_why(best, found)}\nVERTUMNUS_COMPOSITIONS='{orjson.dumps(compositions).decode()}'")
+    console.print(
+        f"{_why(best, found)}; by {model.version}\nVERTUMNUS_COMPOSITIONS='{orjson.dumps(compositions).decode()}'"
+    )
 
 
 def _table(found: "Sequence[Candidate]", load: "Load") -> object:
     from rich.table import Table
 
-    title = f"P90 {load.p90_tokens:,} tokens, τ {load.slo_us / 1e6:.2f} s; {len(load.busiest)} prompts in the busiest window"
+    busiest = f"{len(load.busiest)} prompts in the busiest window"
+    title = f"P90 {load.p90_tokens:,} tokens, τ {load.slo_us / 1e6:.2f} s; {busiest}"
     table = Table("workers", "P90 served in, s", "within τ", "demand, s", "capacity, s", "enough", title=title)
     for each in found:
         table.add_row(

@@ -34,13 +34,13 @@ class Parameters(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: int = 0
-    frozen: bool = False
+    version: int = Field(default=0, description="how many changes there were; every decision names it")
+    frozen: bool = Field(default=False, description="by `vertumnus freeze`, until `thaw`")
 
     placement_policy: PlacementPolicy = "paper"
-    beta: float = Field(default=3.0, ge=1, le=100, description="weight of the service time (paper: β ≥ 1)")
-    lam: float = Field(default=0.1, ge=0, le=10, description="price of extra GPU-seconds (paper: λ ≥ 0)")
-    lam_vertumnus: float = Field(default=0.05, ge=0, le=10, description="price of extra GPU-seconds under `vertumnus`")
+    beta: float = Field(default=3.0, ge=1, le=100, description="paper: weight of the service time (β)")
+    lam: float = Field(default=0.1, ge=0, le=10, description="paper: price of extra GPU-seconds (λ)")
+    lam_vertumnus: float = Field(default=0.05, ge=0, le=10, description="vertumnus: price of extra GPU-seconds (λ)")
     adaptive_beta: bool = Field(default=True, description="vertumnus: β follows the load, instead of being `beta`")
     in_flight_prefixes: bool = Field(default=True, description="vertumnus: what queued requests will leave is reusable")
     ordered_queue: bool = Field(
@@ -61,7 +61,7 @@ class Parameters(BaseModel):
         default="shortest-first",
         description="least predicted work first, packed and in chunks; or by arrival and one whole prompt at a time (paper)",
     )
-    attempts_max: int = Field(default=4, ge=1, le=20)
+    attempts_max: int = Field(default=4, ge=1, le=20, description="workers that one request is tried on")
 
     tenants: Tenants = Field(default=(), description="limits and weights, as JSON: an object of entries by tenant")
     queued_tokens_max: int = Field(
@@ -156,6 +156,9 @@ RECOMMENDED: Final[Mapping[str, Any]] = {
 changed at any time: who has it has it from an event."""
 
 
+NOT_BY_HAND: Final = {"version": "it counts the changes", "frozen": "`vertumnus freeze` and `thaw` do it"}
+
+
 def unlike_new_pools(values: Mapping[str, Any]) -> dict[str, Any]:
     """What a pool with these values would have to set to be as new ones are."""
     return {name: value for name, value in RECOMMENDED.items() if values[name] != value}
@@ -163,8 +166,9 @@ def unlike_new_pools(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def changed(parameters: Parameters, changes: Mapping[str, Any]) -> Parameters:
     """The next version. ValidationError names the field and its limit; `version` and `frozen` are not set by hand."""
-    if barred := {"version", "frozen"} & changes.keys():
-        raise ValueError(f"parameters: {sorted(barred)} cannot be set")
+    for name, instead in NOT_BY_HAND.items():
+        if name in changes:
+            raise ValueError(f"{name} cannot be set: {instead}")
     return Parameters.model_validate({**parameters.model_dump(), **changes, "version": parameters.version + 1})
 
 

@@ -65,6 +65,7 @@ async def test_parameters_are_shown_changed_and_refused_by_name(nats_server: Emb
         status, said, _ = await vertumnus("params", "get")
         assert status == 0
         assert "price of extra GPU-seconds" in said
+        assert {"version", "true", "[]"} <= set(said.replace("│", " ").split()), "values as `set` takes them"
         assert "New pools begin with other policies" in said
         assert said.rstrip().endswith("params set cache_policy=regret"), said
         for wrong, complaint in (

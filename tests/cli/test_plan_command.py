@@ -41,7 +41,7 @@ def test_the_candidates_are_weighed_and_the_choice_is_given_its_reason(trace: Pa
     assert "P90 20,000 tokens" in said
     assert "10 prompts in the busiest window" in said
     assert "1CP8: most workers of large degrees of the" in said
-    assert "that carry this within τ" in said
+    assert "that carry this within τ; by qwen3_30b_a3b_h20-1" in said
     assert """VERTUMNUS_COMPOSITIONS='{"n0":"8"}'""" in said
 
 
