@@ -109,7 +109,7 @@ async def _request_of_event(connection: Any, name: str) -> Named | None:
         return None
     about = found.get("correlation") if found else None
     told = await request(connection, about) if about else None
-    return Named(about, told, []) if told else None
+    return Named(str(about), told, []) if told else None
 
 
 async def state(connection: Any) -> Json:
