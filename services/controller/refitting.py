@@ -145,6 +145,8 @@ def _chunks(R: int, P: int, spec: NodeRegistered, steps: int) -> list[tuple[int,
     while R > 0 and len(chunks) < steps:
         last = steps == 1 or spec.chunk_tokens is None or spec.chunk_tokens >= R
         part = R if last else (P + (spec.chunk_tokens or 0)) // spec.block_tokens * spec.block_tokens - P
+        if part <= 0:
+            break  # chunks smaller than a block: no agent makes such
         chunks.append((part, P))
         R, P = R - part, P + part
     return chunks if not R and len(chunks) == steps else []
