@@ -14,5 +14,8 @@ class CacheManagerSettings(ServiceSettings):
         description="cost model that prices a missed block: a name, or the path of your own (.json)",
     )
     snapshot_every_s: float = Field(
-        default=300.0, gt=0, description="how often the leader keeps its folded state, for the next start to go on from"
+        default=300.0,
+        gt=0,
+        le=86_400,
+        description="how often the leader keeps its folded state, for the next start to go on from",
     )

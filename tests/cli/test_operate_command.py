@@ -51,6 +51,7 @@ async def test_parameters_are_shown_changed_and_refused_by_name(nats_server: Emb
     async with witness(nats_server) as seeing:
         controller.start()
         await eventually(lambda: seeing.all(LeadershipTaken))
+        await eventually(controller.ready)
 
         async def vertumnus(*arguments: str) -> tuple[int, str, str]:
             return await asyncio.to_thread(command, controller, *arguments)
@@ -108,6 +109,7 @@ async def test_nodes_are_pinned_moved_and_drained_by_name(
             await seeing.tell(committed(node), sender="controller")
         controller.start()
         await eventually(lambda: seeing.all(LeadershipTaken))
+        await eventually(controller.ready)
         assert await vertumnus("pin", "n0", "--by", "ann", "--reason", "a test") == (0, "composition-pinned")
         assert await vertumnus("pin", "n0") == (0, "that holds already")
         assert await vertumnus("unpin", "n0") == (0, "composition-unpinned")
@@ -143,6 +145,7 @@ async def test_a_pool_of_an_older_version_keeps_its_policies_and_says_so(
         await seeing.tell(LeadershipTaken(leader="controller-0-0000", term=1), sender="controller")
         controller.start()
         await eventually(lambda: len(seeing.all(LeadershipTaken)) == 2)
+        await eventually(controller.ready)
         said = await params("get")
         assert "This pool is older than the policies that new ones begin with, and runs on the paper's." in said
         switch = said.strip().splitlines()[-1].partition(" params ")[2].split()

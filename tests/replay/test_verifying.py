@@ -185,7 +185,7 @@ def test_only_the_asked_range_is_compared_and_all_before_it_is_folded() -> None:
 
 
 def test_a_range_that_begins_within_a_batch_of_a_leader_compares_the_rest_of_it() -> None:
-    world = World(1)
+    world = World(6)
     world.run(1_200)
     inside = [
         second
@@ -295,7 +295,7 @@ FAULTS: dict[str, tuple[Any, str, Wrap]] = {
     ),
     "who has refused is asked again": (router, "eligible", without_refusals),
     "a node that did not answer is asked again": (router, "eligible", without_silence),
-    "no decode rank is chosen": (assigning, "_decode_worker", lambda real: lambda state, node: None),
+    "no decode rank is chosen": (assigning, "_decode_worker", lambda real: lambda *asked: None),
     "aborted prefills keep their reservation": (router.loads_model, "evolve", forgets_redirections),
     "what runs is priced as if it had just begun": (
         loops,

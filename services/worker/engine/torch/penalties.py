@@ -26,7 +26,7 @@ class Said:
         self._said_V = self._times_V > 0
         self._said_V[_ids(past.prompt)] = True
         self._bias_tokens = _ids(tuple(token for token, _ in sampling.logit_bias))
-        self._bias = torch.tensor([bias for _, bias in sampling.logit_bias], dtype=torch.float64)
+        self._bias = torch.tensor([bias for _, bias in sampling.logit_bias], dtype=torch.float64, device="cpu")
         self._stops = _ids(sampling.stops)
 
     @classmethod
@@ -65,4 +65,4 @@ class Said:
 
 
 def _ids(tokens: tuple[int, ...]) -> Tensor:
-    return torch.tensor(tokens, dtype=torch.int64)
+    return torch.tensor(tokens, dtype=torch.int64, device="cpu")
