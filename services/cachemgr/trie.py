@@ -6,8 +6,9 @@ tree, how many workers of each degree have a node, and two statistics per degree
 1.  After every scan both statistics are multiplied by `decay`. Nobody walks the trie for that: a value is stored with the
     number of the scan it was true at, and read as value × decay ^ (scans since).
 2.  Only *hot* nodes can be candidates for a copy, or be demanded enough to be kept: those with access of at least
-    θ_reclaim or missed above θ_inter at some degree. They are noticed when demand is added; a scan walks only them. What
-    is reclaimable is everything else that has a replica, and that number is known.
+    θ_reclaim or missed above θ_inter at some degree. They are noticed when demand is added, and let go when a copy relieves
+    them or a scan, which walks only them, finds them cold. What is reclaimable is everything else that has a replica, and
+    that number is known.
 3.  Reading never changes what is stored, so every process that folds the log has the same bits.
 4.  A node without holders stays, for its demand may return, but only `HOLDERLESS_MAX` of them, oldest out first.
 5.  Only a held node below which nothing is held anywhere can be reclaimed (`tips.py`).
@@ -133,7 +134,11 @@ class Trie:
     def relieved(self, node: Node, degree: int, share: float) -> None:
         """A copy is on its way to degree C: only `share` of what was missed there still speaks for another."""
         if node.statistics is not None:
-            self._settled(node).missed[INDEX[degree]] *= share
+            statistics = self._settled(node)
+            statistics.missed[INDEX[degree]] *= share
+            # It is not only scans that cool a node. Statistics are as of this one, so nothing has faded since.
+            if not statistics.is_hot(1.0, self._limits):
+                self._hot.pop(node.block, None)
 
     def demand(self, node: Node) -> Demand:
         """Both statistics now."""

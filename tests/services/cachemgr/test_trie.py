@@ -69,6 +69,13 @@ class TrieAgainstBruteForce(RuleBasedStateMachine):
                 self.trie.missed(node, degree, benefit_s)
                 self.missed[block, degree] += benefit_s
 
+    @rule(path=paths, depth=depths, degree=st.sampled_from(DEGREES), share=st.sampled_from([0.5, 0.01]))
+    def relieve_path(self, path, depth, degree, share) -> None:
+        for block in path[:depth]:
+            if node := self.trie.nodes.get(block):
+                self.trie.relieved(node, degree, share)
+                self.missed[block, degree] *= share
+
     @rule(times=st.sampled_from([1, 2, 4, 80]))
     def scan(self, times) -> None:
         for _ in range(times):
@@ -185,6 +192,29 @@ def test_the_hottest_are_found_among_the_last_demanded(monkeypatch) -> None:
     fourth = trie.nodes[PATHS[1][3]]
     trie.accessed(fourth, 1)
     assert {node.block for node, _ in trie.hottest(5)} == {second.block, fourth.block}, "third is older"
+
+
+def test_a_relieved_node_is_hot_only_while_something_else_makes_it_so() -> None:
+    trie, holders = small_trie()
+    worker = next(iter(WORKERS))
+    _add(holders, worker, holders.workers[worker], None, PATHS[0])
+    cooling, reused = (trie.nodes[block] for block in PATHS[0][:2])
+    theta = Parameters().theta_inter
+    for node in (cooling, reused):
+        trie.missed(node, 4, 3 * theta)
+    trie.accessed(reused, 1)
+    trie.scanned(1)
+    trie.relieved(cooling, 4, 0.5)
+    trie.check(holders)
+    assert {each.node for each in trie.candidates().inter} == {cooling, reused}, "half of it is enough"
+    trie.relieved(cooling, 4, 0.5)
+    trie.relieved(reused, 4, 0.1)
+    trie.check(holders)
+    assert not trie.candidates().inter
+    assert set(trie._hot) == {reused.block}
+    trie.missed(cooling, 4, theta)
+    trie.check(holders)
+    assert {each.node for each in trie.candidates().inter} == {cooling}, "it comes back"
 
 
 def test_check_finds_a_wrong_count() -> None:
