@@ -163,6 +163,39 @@ def prompts(count: int, tokens: int) -> list[list[int]]:
     return [[chance.randrange(200) for _ in range(tokens)] for _ in range(count)]
 
 
+def test_a_split_leaves_prefixes_on_both_sides_and_they_come_with_the_first_prompt_that_wants_them(
+    system: System,
+) -> None:
+    """At λ = 0 the largest worker serves long prompts. After its split their blocks lie on the ranks of both halves. A fetch
+    that runs into its limit, as while the node's mover starts, leaves an ordinary miss; one of six does not.
+
+    It comes first: what reads have taken before decides whether these are worth it, and `vertumnus` has requests read."""
+    asked = prompts(6, 470)
+    system.set(placement_policy="paper", lam=0.0)
+    try:
+        before = [system.complete(prompt) for prompt in asked]
+        epoch = system.switch(1, 1, 2, 2, 2)
+        halves = {f"n0/{epoch}/{rank}" for rank in (4, 6)}
+        [*_, reconciled] = system.recorded("placement-reconciled")
+        assert {each["worker"] for each in reconciled["workers"] if each["pending"]} == halves
+        after = [system.complete(prompt) for prompt in asked]
+        assert {worker for _, worker, _ in after} <= halves, "a request goes to where its prefix is pending"
+        came = [each["worker"] for each in system.recorded("blocks-stored") if each["cause"] == "reconciliation"]
+        reused = {worker for _, worker, cached in after if cached == 464}
+        assert reused
+        assert reused <= set(came)
+        epoch = system.switch(1, 1, 2, 4)
+        merged = [system.complete(prompt) for prompt in asked]
+        assert {worker for _, worker, _ in merged} == {f"n0/{epoch}/4"}
+        assert [cached for _, _, cached in merged] == [464] * len(asked)
+        assert [tokens for tokens, _, _ in (*after, *merged)] == [tokens for tokens, _, _ in before] * 2
+        model = AutoModelForCausalLM.from_pretrained(system.model_dir, dtype=torch.float32, local_files_only=True)
+        answers = [{"prompt": prompt, "output": tokens} for prompt, (tokens, _, _) in zip(asked, after, strict=True)]
+        assert recheck(model, answers).mismatches == 0
+    finally:
+        system.set(lam=0.1, **POLICIES)
+
+
 def test_answers_are_what_transformers_says_at_every_degree_and_with_cached_prefixes(system: System) -> None:
     asked = [*prompts(8, 45), *prompts(9, 150), *prompts(10, 330)]
     asked += [prompt[:-7] + tail for prompt in asked for tail in ([3, 1, 4], [1, 5, 9, 2, 6])]
@@ -220,37 +253,6 @@ def test_a_hot_prefix_gets_a_second_copy_that_goes_when_it_is_cold(system: Syste
         assert system.complete(prompt)[0] == answers[0]
     finally:
         system.set(lam=0.1, theta_reclaim=0.3, **POLICIES)
-
-
-def test_a_split_leaves_prefixes_on_both_sides_and_they_come_with_the_first_prompt_that_wants_them(
-    system: System,
-) -> None:
-    """At λ = 0 the largest worker serves long prompts. After its split their blocks lie on the ranks of both halves. A fetch
-    that runs into its limit, as while the node's mover starts, leaves an ordinary miss; one of six does not."""
-    asked = prompts(6, 470)
-    system.set(placement_policy="paper", lam=0.0)
-    try:
-        before = [system.complete(prompt) for prompt in asked]
-        epoch = system.switch(1, 1, 2, 2, 2)
-        halves = {f"n0/{epoch}/{rank}" for rank in (4, 6)}
-        [*_, reconciled] = system.recorded("placement-reconciled")
-        assert {each["worker"] for each in reconciled["workers"] if each["pending"]} == halves
-        after = [system.complete(prompt) for prompt in asked]
-        assert {worker for _, worker, _ in after} <= halves, "a request goes to where its prefix is pending"
-        came = [each["worker"] for each in system.recorded("blocks-stored") if each["cause"] == "reconciliation"]
-        reused = {worker for _, worker, cached in after if cached == 464}
-        assert reused
-        assert reused <= set(came)
-        epoch = system.switch(1, 1, 2, 4)
-        merged = [system.complete(prompt) for prompt in asked]
-        assert {worker for _, worker, _ in merged} == {f"n0/{epoch}/4"}
-        assert [cached for _, _, cached in merged] == [464] * len(asked)
-        assert [tokens for tokens, _, _ in (*after, *merged)] == [tokens for tokens, _, _ in before] * 2
-        model = AutoModelForCausalLM.from_pretrained(system.model_dir, dtype=torch.float32, local_files_only=True)
-        answers = [{"prompt": prompt, "output": tokens} for prompt, (tokens, _, _) in zip(asked, after, strict=True)]
-        assert recheck(model, answers).mismatches == 0
-    finally:
-        system.set(lam=0.1, **POLICIES)
 
 
 @pytest.mark.parametrize("victim", ["rank", "services.worker", "services.router", "services.ledger"])

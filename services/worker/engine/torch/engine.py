@@ -91,6 +91,7 @@ class TorchEngine:
             await self._ranks.start(self._zygote)
             if self._settings.decode_ranks:
                 await self._mover_side.ready()
+                self._mover_side.prepare()
         except BaseException:
             await self.close()
             raise

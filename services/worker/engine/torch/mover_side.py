@@ -39,6 +39,10 @@ ANSWER_LIMIT_S = 10.0
 """A mover that is this late beyond a move's own limit, or with anything else, is ended."""
 
 
+class MoverEnded(EngineError):
+    """Its process is gone; nothing is known against another."""
+
+
 class _Watcher:
     """Looks after one mover, whose end concerns its own moves and nobody else."""
 
@@ -127,8 +131,9 @@ class MoverSide:
             await to_the_end(self._end(mover))
             if self._ranks.lost is not None:
                 raise EngineDied(self._ranks.lost) from error
-            silent = isinstance(error, TimeoutError)
-            raise EngineError("the mover was silent" if silent else f"the mover ended: {error}") from error
+            if isinstance(error, TimeoutError):
+                raise EngineError("the mover was silent") from error
+            raise MoverEnded(f"the mover ended: {error}") from error
 
     async def _end(self, mover: RankProcess) -> None:
         """Returns when the process is gone. Safe to repeat."""
@@ -181,15 +186,28 @@ class MoverSide:
 
     # --- what is lent
 
+    def prepare(self) -> None:
+        """Have a mover that is there become reachable, which takes half a second, before the first read: that one's time is
+        taken for what all reads take."""
+        if self._mover is not None:
+            self._mover.tell(Reach(next(self._numbers)))
+
     async def access(self) -> bytes:
         """How other nodes read this one; empty if they cannot, and then the log says why, once. Errors: those of `ready`."""
-        mover = await self.ready()
-        reachable = await self._answer(mover, Reach(next(self._numbers)), ANSWER_LIMIT_S)
-        assert isinstance(reachable, Reachable), f"Reach is answered by Reachable, not {reachable.kind}"
+        try:
+            reachable = await self._reach()
+        except MoverEnded:
+            # It may have been dead before, and whoever read from it has heard of that first.
+            reachable = await self._reach()
         if reachable.detail and reachable.detail != self._unreadable:
             self._logger.warning("other nodes cannot read the KV of this one", reason=reachable.detail)
         self._unreadable = reachable.detail
         return reachable.access.encode()
+
+    async def _reach(self) -> Reachable:
+        reachable = await self._answer(await self.ready(), Reach(next(self._numbers)), ANSWER_LIMIT_S)
+        assert isinstance(reachable, Reachable), f"Reach is answered by Reachable, not {reachable.kind}"
+        return reachable
 
     async def checksums(self, slots: Sequence[SlotRef]) -> dict[SlotRef, int]:
         """CRC-32 of each slot's content, where the settings ask for it. Errors: those of `ready`."""

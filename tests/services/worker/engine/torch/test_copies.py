@@ -170,8 +170,6 @@ async def test_a_source_that_dies_ends_the_copy_and_what_came_stays(nodes: Nodes
     assert node.engine.cached_blocks(near, chain) == arrived
     assert torch.equal(content(node, "look", chain[:arrived]), expected[:arrived])
     assert is_free(node)
-    while source.engine._mover_side._mover.failed is None:  # type: ignore[attr-defined]  # noqa: ASYNC110 - the kernel tells
-        await asyncio.sleep(0.001)
     again = await plan_from(source, node, near, chain, lease="again")  # the source starts another mover for it
     assert (await node.engine.copy_blocks(again)).blocks == tuple(chain[arrived:])
     assert torch.equal(content(node, "look", chain), expected)
@@ -317,6 +315,18 @@ async def test_a_mover_that_is_silent_when_blocks_are_lent_is_replaced_and_lends
     assert is_free(source)
     monkeypatch.undo()
     assert all(each is not None for each in (await source.engine.pin("lease", chain)).sources)
+
+
+async def test_a_mover_whose_end_nobody_has_heard_of_yet_is_replaced_when_blocks_are_lent(nodes: Nodes) -> None:
+    source, far = await nodes.new(1)
+    node, near = await nodes.new(1)
+    chain = await stored(source, far, 2)
+    await source.engine.pin("warm", [])
+    before = mover_pid(source)
+    os.kill(before, signal.SIGKILL)
+    plan = await plan_from(source, node, near, chain)
+    assert mover_pid(source) != before
+    assert (await node.engine.copy_blocks(plan)).blocks == tuple(chain)
 
 
 async def test_a_mover_that_does_not_start_is_an_error_and_not_the_engines_death(

@@ -81,6 +81,15 @@ async def test_the_tokens_are_those_of_transformers(nodes: Nodes, tiny_llama: Pa
     assert int(decided_T.sum()) > 15
 
 
+async def test_a_node_becomes_reachable_before_anybody_reads(nodes: Nodes) -> None:
+    """Its first read would take half a second longer than all others, and be believed."""
+    node, _ = await nodes.new(1, decode_ranks=1, sequences_per_decode_rank=SEQUENCES)
+    maps = Path(f"/proc/{mover_pid(node)}/maps")
+    async with asyncio.timeout(30):
+        while "nixl" not in maps.read_text():  # noqa: ASYNC110, ASYNC240 - the mover says nothing of it
+            await asyncio.sleep(0.01)
+
+
 async def test_a_source_that_dies_in_the_middle_leaves_nothing_and_can_be_asked_again(nodes: Nodes) -> None:
     source, node, item, first, plan = await pair(nodes, copy_bytes_per_s=SLOW_BYTES_PER_S)
     handing = await on_its_way(node, node.engine.hand_off(GUEST, plan))
