@@ -80,7 +80,7 @@ class Transfers:
                 access=access,
             )
             return await self._carry_out(transfer, plan)
-        except EngineError as error:
+        except (EngineError, ValueError) as error:  # what others say of their blocks may be no plan
             return Refused(reason="engine", detail=str(error))
         finally:
             self._let_go(transfer.operation, transfer.sources)

@@ -55,6 +55,10 @@ class CopyPlan:
             raise ValueError(f"blocks: {len(self.blocks)}; a plan has 1 to {COPY_BLOCKS_MAX}")
         if len(self.sources) != len(self.blocks):
             raise ValueError(f"sources: {len(self.sources)} for {len(self.blocks)} blocks")
+        if len(set(self.blocks)) < len(self.blocks):
+            raise ValueError(
+                f"blocks: {len(self.blocks)}, of them {len(set(self.blocks))} different; a path has each once"
+            )
         _check(self.sources, self.access, self.limit_s)
 
 
@@ -78,6 +82,8 @@ class HandOffPlan:
 def _check(sources: tuple[Source, ...], access: Mapping[NodeId, bytes], limit_s: float) -> None:
     if limit_s <= 0:
         raise ValueError(f"limit_s: {limit_s:g} must be above 0")
+    if any(source.slot.generation < 1 for source in sources):
+        raise ValueError("sources: a slot of generation 0 has nothing yet; contents are counted from 1")
     if unknown := {source.node for source in sources if source.node} - access.keys():
         raise ValueError(f"access: nothing is said of {sorted(unknown)}")
 

@@ -50,6 +50,7 @@ class OtherNode:
     world: World
     held: set[BlockId]
     silent_s: float = 0.0
+    generation: int = 1
     pins: list[Pin] = field(default_factory=list)
     unpins: list[Unpin] = field(default_factory=list)
 
@@ -66,7 +67,7 @@ class OtherNode:
         if self.silent_s:
             await self.world.clock.sleep(self.silent_s)
         asked = [command.block_ids[start : start + 16] for start in range(0, len(command.block_ids), 16)]
-        slot = PinnedSlot(rank=0, index=1, generation=1)
+        slot = PinnedSlot(rank=0, index=1, generation=self.generation)
         slots = tuple(slot if block in self.held else None for block in asked)
         return encode_message(Pinned(slots=slots, access=ACCESS))
 
@@ -150,12 +151,18 @@ async def test_a_source_that_does_not_answer_or_gives_another_kv_is_no_source() 
 async def test_refusals_say_why() -> None:
     world, blocks = World(), chain(200)
     async with running(world):
-        await other(world, blocks)
+        lent = await other(world, blocks)
         assert (await world.ask(copy(blocks, at=worker(0, epoch=7)))).reason == "stale-epoch"
         assert (await world.ask(copy(blocks, at=worker_id(OTHER, 1, 0)))).reason == "unknown-worker"
         assert (await world.ask(copy(blocks, block_ids=b"short"))).reason == "bad-command"
         assert (await world.ask(copy([]))).detail == "block_ids: 0 ids; a command has 1 to 4096"
         assert (await world.ask(copy(blocks, parent=b"short"))).reason == "bad-command"
+        twice = await world.ask(copy([*blocks[:2], blocks[0]]))
+        assert (twice.reason, "a path has each once" in twice.detail) == ("engine", True)
+        lent.generation = 0
+        empty = await world.ask(copy(blocks[:2]))
+        assert (empty.reason, "generation 0" in empty.detail) == ("engine", True)
+        lent.generation = 1
         full = await world.ask(copy(blocks), within_s=1.0)
         assert (full.reason, "needs" in full.detail) == ("full", True)
         hanging = await world.ask(copy(blocks[5:7], parent=blocks[4]), within_s=1.0)

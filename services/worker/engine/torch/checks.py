@@ -2,10 +2,13 @@
 
 from importlib.util import find_spec
 
+from services.worker.engine.continuation import NO_PAST, Past
 from services.worker.engine.protocol import EngineDescription, EngineError, PrefillItem, Sampling
 from services.worker.engine.torch.model_config import ModelConfig, model_revision, tokenizer_revision
 from services.worker.engine.torch.settings import TorchSettings
 from shared.model.lattice import DEGREES
+
+BIAS_MAX = 100.0
 
 NIXL = "nixl_cu12"
 """What KV between nodes is read with, if it is installed (`wire`)."""
@@ -50,8 +53,8 @@ def check_item(item: PrefillItem, limits: EngineDescription, vocab: int) -> None
     check_sampling(item.sampling, vocab)
 
 
-def check_sampling(sampling: Sampling, vocab: int) -> None:
-    """EngineError names the field that is out of bounds."""
+def check_sampling(sampling: Sampling, vocab: int, past: Past = NO_PAST) -> None:
+    """EngineError names the field that is out of bounds: a rank that met it would end, and the engine with it."""
     limits = {
         "temperature": (0.0, 100.0),
         "logprobs": (0, vocab - 1),
@@ -68,9 +71,15 @@ def check_sampling(sampling: Sampling, vocab: int) -> None:
             raise EngineError(f"{name}: {value} is outside [{low}, {high}]")
     if not 0 < sampling.top_p <= 1:
         raise EngineError(f"top_p: {sampling.top_p} is outside (0, 1]")
+    for token, bias in sampling.logit_bias:
+        if not abs(bias) <= BIAS_MAX:
+            raise EngineError(f"logit_bias: {bias} of id {token} is outside [-{BIAS_MAX:g}, {BIAS_MAX:g}]")
     named = {"logit_bias": [token for token, _ in sampling.logit_bias], "stop_tokens": sampling.stops}
-    for name, tokens in named.items():
-        if (highest := max(tokens, default=0)) >= vocab:
-            raise EngineError(f"{name}: id {highest} is outside the vocabulary of {vocab}")
+    for name, tokens in (named | {"past": (*past.prompt, *past.generated)}).items():
+        lowest, highest = min(tokens, default=0), max(tokens, default=0)
+        if lowest < 0 or highest >= vocab:
+            raise EngineError(f"{name}: id {min(lowest, 0) or highest} is outside the vocabulary of {vocab}")
+    if sampling.min_tokens and len(set(sampling.stops)) == vocab:
+        raise EngineError(f"stop_tokens: all {vocab} of the vocabulary, and min_tokens leaves no other")
     if sampling.json_schema is not None:
         raise EngineError("json_schema: the torch engine has no grammars")

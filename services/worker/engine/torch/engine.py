@@ -276,7 +276,7 @@ class TorchEngine:
     ) -> AsyncGenerator[Token, None]:
         """See `Engine.decode`. The end of the model's context ends the sequence as well."""
         self._check_alive()
-        check_sampling(sampling, self._config.vocab)
+        check_sampling(sampling, self._config.vocab, past)
         if not 0 <= first_token < self._config.vocab:
             raise EngineError(f"first_token: {first_token} is outside the vocabulary of {self._config.vocab}")
         return self._decode_side.decode(request, first_token, max_new_tokens, stop_tokens, sampling, past)

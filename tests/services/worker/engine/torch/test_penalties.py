@@ -100,12 +100,22 @@ def test_they_leave_what_transformers_and_the_definitions_leave(
     ("wrong", "told"),
     [
         (Sampling(logit_bias=((50, 1.0),)), "logit_bias: id 50 is outside the vocabulary of 50"),
+        (Sampling(logit_bias=((-1, 1.0),)), "logit_bias: id -1 is outside the vocabulary of 50"),
+        (Sampling(logit_bias=((1, math.inf),)), "logit_bias: inf of id 1 is outside"),
+        (Sampling(logit_bias=((1, math.nan),)), "logit_bias: nan of id 1 is outside"),
         (Sampling(min_tokens=1, stops=(3, 99)), "stop_tokens: id 99 is outside the vocabulary of 50"),
+        (Sampling(min_tokens=1, stops=tuple(range(50))), "stop_tokens: all 50 of the vocabulary"),
         (Sampling(repetition_penalty=0.0), "repetition_penalty: 0.0 is outside"),
         (Sampling(json_schema="{}"), "json_schema: the torch engine has no grammars"),
     ],
-    ids=["bias", "stop", "repetition", "grammar"],
+    ids=["bias", "bias below 0", "infinite bias", "no bias", "stop", "stops", "repetition", "grammar"],
 )
 def test_what_is_out_of_bounds_is_refused_by_name(wrong: Sampling, told: str) -> None:
     with pytest.raises(EngineError, match=told):
         check_sampling(wrong, 50)
+
+
+@pytest.mark.parametrize("past", [Past((50,)), Past((), (-1,))], ids=["prompt", "generated"])
+def test_a_past_outside_the_vocabulary_is_refused(past: Past) -> None:
+    with pytest.raises(EngineError, match=r"past: id (50|-1) is outside the vocabulary of 50"):
+        check_sampling(Sampling(repetition_penalty=1.5), 50, past)
