@@ -7,8 +7,7 @@ tree, how many workers of each degree have a node, and two statistics per degree
     number of the scan it was true at, and read as value × decay ^ (scans since).
 2.  Only *hot* nodes can be candidates for a copy, or be demanded enough to be kept: those with access of at least
     θ_reclaim or missed above θ_inter at some degree. They are noticed when demand is added, and let go when a copy relieves
-    them or a scan, which walks only them, finds them cold. What is reclaimable is everything else that has a replica, and
-    that number is known.
+    them or a scan, which walks only them, finds them cold. All else that has a replica is reclaimable: a known number.
 3.  Reading never changes what is stored, so every process that folds the log has the same bits.
 4.  A node without holders stays, for its demand may return, but only `HOLDERLESS_MAX` of them, oldest out first.
 5.  Only a held node below which nothing is held anywhere can be reclaimed (`tips.py`).
@@ -100,8 +99,7 @@ class Trie:
         self.copies -= len(blocks)
 
     def trim(self) -> None:
-        """Forget the oldest nodes without holders beyond the bound. A child loses its last holder before its parent does, so
-        the oldest is a leaf."""
+        """Forget the oldest nodes without holders beyond the bound: leaves, as children lose their last holder first."""
         while len(self._holderless) > HOLDERLESS_MAX:
             block, node = self._holderless.popitem(last=False)
             assert not node.children, f"{block.hex()}: lost its last holder before its children did"
@@ -136,8 +134,7 @@ class Trie:
         if node.statistics is not None:
             statistics = self._settled(node)
             statistics.missed[INDEX[degree]] *= share
-            # It is not only scans that cool a node. Statistics are as of this one, so nothing has faded since.
-            if not statistics.is_hot(1.0, self._limits):
+            if not statistics.is_hot(1.0, self._limits):  # as of this scan nothing has faded
                 self._hot.pop(node.block, None)
 
     def demand(self, node: Node) -> Demand:
@@ -168,8 +165,7 @@ class Trie:
 
     def candidates(self) -> Candidates:
         """Algorithm 2's lists now, in no order."""
-        inter, intra, kept = [], [], 0
-        limits = self._limits
+        inter, intra, kept, limits = [], [], 0, self._limits
         for node, told, factor in self._faded(self._hot):
             for degree, replicas, access, missed in zip(DEGREES, node.replicas, told.access, told.missed, strict=True):
                 if replicas:
@@ -192,8 +188,7 @@ class Trie:
         return found
 
     def coldest(self, limit: int, *, spare: bool = False) -> list[Candidate]:
-        """Reclaimable pairs (z, C) among the `limit` tips that were demanded or first held longest ago: access per replica is
-        below the limit. In that order. `spare`: only what C has more than once."""
+        """Reclaimable pairs (z, C) of the `limit` tips asked for or held longest ago, in that order; `spare`: held twice."""
         found = []
         for node in self._tips.oldest(limit, spare=spare):
             for degree, replicas, access in zip(DEGREES, node.replicas, self.demand(node).access, strict=True):

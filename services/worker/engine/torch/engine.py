@@ -197,10 +197,9 @@ class TorchEngine:
         return dict(chosen)
 
     def _part(self, degree: int, reserved: Reserved) -> Part:
-        item, reservation = reserved.item, reserved.reservation
+        item, reservation, cost = reserved.item, reserved.reservation, self._settings.collective_byte_cost
         blocks = -(-reserved.end_tokens // self._settings.block_tokens)
         tokens = tuple(item.tokens[reserved.cached_tokens : reserved.end_tokens].tolist())
-        cost = self._settings.collective_byte_cost
         return Part(
             tokens=tokens,
             slots=reservation.slots[:blocks],
