@@ -1,5 +1,6 @@
 """A running `vertumnus up` on SGLang servers, and what a client and an operator do with it."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -9,9 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import nats
 import openai
 from openai.types import Completion
 
+from cli.embedded.data_dir import DataDir, RunningSystem
+from cli.events.tailing import tail
+from services.ledger import database, queries
+from shared.contracts.codec import decode
+from shared.contracts.commands import Report, encode_message
+from shared.contracts.envelope import Stored
+from shared.contracts.ids import NodeId
+from shared.contracts.subjects import Subjects
+from shared.model import holders as holders_model
+from shared.model.holders import Holders
 from tests.sglang.adapter_requests import BLOCKS, CONTEXT_TOKENS
 from tests.support.adapter_servers import PAGE_TOKENS, Running
 from tests.support.up import Up
@@ -21,6 +33,8 @@ NODE = "n0"
 NEW_TOKENS = 8
 POLLS, TRIES = 10, 30
 """The controller allows a switch two seconds, which a machine that is busy with others may need several tries for."""
+
+EVENTS_MAX = 1_000_000
 
 BACK_S = 1_800.0
 """For a server to be started again on such a machine."""
@@ -49,6 +63,7 @@ class Pool:
 
     def __init__(self, directory: Path, model: Path, composition: str, environment: dict[str, str]) -> None:
         self._environment = environment | {"PYTHONPATH": str(ROOT), "VERTUMNUS_DATA_DIR": str(directory)}
+        self._directory = directory
         options = ("--engine", "sglang", "--model", str(model), "--composition", composition)
         self.up = Up(directory, *options, environment=self._environment)
         self.api_url = self.up.ready()["api_url"]
@@ -104,14 +119,35 @@ class Pool:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """The data of all events of a type, oldest first."""
-        lines = self.run("events", "tail", "--type", kind, "-n", "1000000", "--json").splitlines()
-        return [json.loads(line)["data"] for line in lines]
+        return [json.loads(raw)["data"] for _, raw in self._log(kind)]
+
+    def holders(self) -> Holders:
+        """What everybody believes of the caches: the fold of the whole log."""
+        holders = Holders()
+        for seq, raw in self._log():
+            holders_model.evolve(holders, Stored("log", seq, decode(raw)))
+        return holders
+
+    def report(self) -> None:
+        """Have the agent say what its workers hold, as the cache manager does of one worker each minute."""
+        asyncio.run(_ask_for_report(self._runs().nats_url))
 
     def node(self) -> dict[str, Any]:
         """What the record says of the node."""
-        told: dict[str, Any] = json.loads(self.run("status", "--json", fails=None))
-        (node,) = told["nodes"]
+        (node,) = asyncio.run(_state(self._runs().database_url))["nodes"]
         return dict(node)
+
+    def _log(self, *kinds: str) -> list[tuple[int, bytes]]:
+        """Sequence and bytes of each event, of some types or of all: `vertumnus events tail` without its start."""
+        found: list[tuple[int, bytes]] = []
+        url = self._runs().nats_url
+        asyncio.run(tail(url, EVENTS_MAX, False, frozenset(kinds), lambda seq, raw: found.append((seq, raw))))
+        return found
+
+    def _runs(self) -> RunningSystem:
+        system = DataDir(self._directory).running()
+        assert system is not None, "`up` runs"
+        return system
 
     def composition(self) -> str:
         return ",".join(map(str, self.node()["composition"]))
@@ -126,6 +162,22 @@ class Pool:
     def run(self, *words: str, fails: bool | None = False) -> str:
         """See `run`."""
         return run(self._environment, *words, fails=fails)
+
+
+async def _state(database_url: str) -> dict[str, Any]:
+    connection = await database.connect(database_url)
+    try:
+        return await queries.state(connection)
+    finally:
+        await connection.close()
+
+
+async def _ask_for_report(nats_url: str) -> None:
+    client = await nats.connect(nats_url)
+    try:
+        await client.request(Subjects("main").agent(NodeId(NODE)), encode_message(Report()), timeout=60)
+    finally:
+        await client.close()
 
 
 def run(environment: dict[str, str], *words: str, fails: bool | None = False) -> str:

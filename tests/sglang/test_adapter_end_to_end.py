@@ -70,13 +70,17 @@ def asking(world: World) -> Iterator[None]:
 
 
 def test_answers_stay_the_same_through_splits_and_merges_under_traffic(world: World, pool: Pool) -> None:
+    """Meanwhile the agent is asked again and again what its workers hold."""
     assert all(len(tokens) == 8 for tokens in world.expected)
     assert len({tuple(tokens) for tokens in world.expected}) > 4
     for composition in ("2,2", "4", "2,1,1", ONES):
         with ThreadPoolExecutor(AT_ONCE) as clients:
-            answers = clients.map(pool.stream, world.prompts)
+            asked = [clients.submit(pool.stream, prompt) for prompt in world.prompts]
             pool.reconfigure(composition)
-            assert [tokens for tokens, _ in answers] == world.expected, composition
+            while not all(each.done() for each in asked):
+                pool.report()
+        assert [each.result()[0] for each in asked] == world.expected, composition
+        pool.report()
     assert any(pool.stream(prompt)[1] for prompt in world.prompts), "a split keeps every prefix"
 
 
@@ -197,8 +201,15 @@ def test_the_record_explains_and_verifies(world: World, pool: Pool) -> None:
     assert told["end"]["type"] == "request-completed"
     assert len(told["attempts"]) == 1
     assert pool.last_id.removeprefix("cmpl-") in pool.run("explain", pool.last_id)
+    assert NODE in pool.run("status")
     pool.run("events", "audit")
     pool.run("verify")
+
+
+def test_no_report_says_anything_else_than_the_events_before_it(pool: Pool) -> None:
+    pool.report()
+    assert any(each["number"] for each in pool.events("cache-reported")), "reports of workers that had told of changes"
+    assert pool.holders().drifted_blocks == 0
 
 
 def test_a_profile_is_measured_at_every_degree(world: World, pool: Pool, model: Path, tmp_path: Path) -> None:

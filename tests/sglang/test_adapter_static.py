@@ -25,6 +25,9 @@ from services.worker.engine.protocol import (
     StaleEpoch,
 )
 from services.worker.engine.sglang.engine import SglangEngine
+from services.worker.engine.sglang.health import Vitals
+from services.worker.engine.sglang.settings import SglangSettings
+from services.worker.engine.sglang.subscription import EventStream
 from shared.contracts.ids import NodeId
 from shared.model.lattice import Group
 from shared.runtime.clock import SystemClock
@@ -191,6 +194,31 @@ async def test_an_adapter_that_joins_a_warm_server_knows_its_pages(
     assert (result.cached_tokens, result.stored.first_depth, result.stored.blocks) == (80, 0, 7)
 
 
+async def test_an_event_that_was_lost_on_the_way_is_sent_again_by_the_server(
+    engine: SglangEngine, new_engine: Callable[[], SglangEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another adapter's prefills, of whose pages this one learns by events alone."""
+    other, unit, take = new_engine(), engine._fleet.units[0], EventStream._take
+    await other.start()
+    await other.adopt(1, (1,))
+    lost: list[list[bytes]] = []
+
+    async def lossy(stream: EventStream, frames: list[bytes]) -> None:
+        if stream._cache is unit and not lost:
+            lost.append(frames)
+        else:
+            await take(stream, frames)
+
+    monkeypatch.setattr(EventStream, "_take", lossy)
+    before = len(unit.held)
+    for number in range(2):
+        await one(other, item(f"theirs {number}", prompt(83, 33 + number)))
+    async with engine._changed:
+        await engine._changed.wait_for(lambda: len(unit.held) >= before + 10)
+    assert (len(lost), unit.gaps) == (1, 0)
+    assert unit.held == other._fleet.units[0].held
+
+
 async def test_a_prefix_is_replicated_by_computing_it_anew(
     engine: SglangEngine, new_engine: Callable[[], SglangEngine], fixed_server: Running
 ) -> None:
@@ -219,7 +247,10 @@ async def test_a_server_of_another_kind_is_refused_with_every_reason(model: Path
         assert words in str(refused.value)
 
 
-async def test_a_server_that_dies_ends_the_engine_that_launched_it_and_everything_on_it(model: Path) -> None:
+async def test_a_server_that_dies_ends_the_engine_that_launched_it_and_everything_on_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before that its scheduler is stopped, for a second adapter: the port is open, and nothing runs."""
     port = free_ports(2 + 3 * KV_PORTS)
     variables = (f"{name}={value}" for name, value in environment_of(1).items())
     settings = replace(
@@ -234,6 +265,7 @@ async def test_a_server_that_dies_ends_the_engine_that_launched_it_and_everythin
         assert engine._fleet._process is not None
         server = engine._fleet._process._process
         assert server is not None
+        await hangs(replace(settings, launch=None, silence_s=5.0), scheduler_of(server.pid), monkeypatch)
         streaming, running_long = item("streaming", prompt(40, 40), new_tokens=3_000), item("long", prompt(4_000, 41))
         first = await one(engine, streaming)
         assert first.first_token is not None
@@ -253,3 +285,32 @@ async def test_a_server_that_dies_ends_the_engine_that_launched_it_and_everythin
     finally:
         await engine.close()
     assert server.returncode == -signal.SIGKILL
+
+
+async def hangs(settings: SglangSettings, scheduler: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter that has heard of the scheduler's load gives the server up when it hears no more."""
+    heard, hear = asyncio.Event(), Vitals.heard
+
+    def hearing(vitals: Vitals, rank: int, now_ns: int) -> None:
+        hear(vitals, rank, now_ns)
+        if vitals.silence_ns == settings.silence_s * 1e9:
+            heard.set()
+
+    monkeypatch.setattr(Vitals, "heard", hearing)
+    impatient = SglangEngine(settings, SystemClock(), random.SystemRandom())
+    await impatient.start()
+    await asyncio.wait_for(heard.wait(), DEADLINE_S)
+    os.kill(scheduler, signal.SIGSTOP)
+    try:
+        assert "has not run for" in await asyncio.wait_for(impatient.wait_died(), DEADLINE_S)
+    finally:
+        os.kill(scheduler, signal.SIGCONT)
+        await impatient.close()
+
+
+def scheduler_of(server: int) -> int:
+    """The process of the server's one scheduler."""
+    children = Path(f"/proc/{server}/task").glob("*/children")
+    pids = [int(pid) for each in children for pid in each.read_text().split()]
+    (found,) = [pid for pid in pids if b"scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return found

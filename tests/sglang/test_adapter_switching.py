@@ -1,35 +1,27 @@
-"""One server whose two units are grouped as the pool decides: split, merge, what stays cached, and the end of a unit."""
+"""One server whose two units are grouped as the pool decides: split, merge, and what stays cached."""
 
 import asyncio
-import os
 import random
-import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from services.worker.engine.protocol import EngineDied, EngineError, ItemResult, PrefillItem, PrefillStep
+from services.worker.engine.protocol import ItemResult, PrefillItem, PrefillStep
 from services.worker.engine.sglang.engine import SglangEngine
 from shared.contracts.ids import BlockId
 from shared.model.lattice import Composition, Group, groups_of
 from shared.runtime.clock import SystemClock
 from tests.sglang.adapter_requests import ON_REAL_SERVERS, item, prompt, settings_for
-from tests.support.adapter_servers import Running, server
+from tests.support.adapter_servers import Running
 
 pytestmark = ON_REAL_SERVERS
 
 UNITS = 2
 DEADLINE_S = 600
 EPOCHS = count(1)
-
-
-@pytest.fixture(scope="module")
-def switching_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with server(model, tmp_path_factory.mktemp("logs") / "switching.log", units=UNITS) as running:
-        yield running
 
 
 class Node:
@@ -55,8 +47,8 @@ class Node:
 
 
 @pytest.fixture
-async def node(model: Path, switching_server: Running) -> AsyncIterator[Node]:
-    engine = SglangEngine(settings_for(model, switching_server, UNITS), SystemClock(), random.SystemRandom())
+async def node(model: Path, two_units: Running) -> AsyncIterator[Node]:
+    engine = SglangEngine(settings_for(model, two_units, UNITS), SystemClock(), random.SystemRandom())
     await engine.start()
     async with asyncio.timeout(DEADLINE_S):
         yield Node(engine)
@@ -108,17 +100,35 @@ async def test_blocks_are_taken_out_leaf_first_and_only_where_they_are(node: Nod
 
 
 async def test_an_agent_that_comes_back_finds_what_the_server_serves(
-    node: Node, model: Path, switching_server: Running
+    node: Node, model: Path, two_units: Running
 ) -> None:
     await node.adopt(2)
     await node.engine.close()
-    again = SglangEngine(settings_for(model, switching_server, UNITS), SystemClock(), random.SystemRandom())
+    again = SglangEngine(settings_for(model, two_units, UNITS), SystemClock(), random.SystemRandom())
     await again.start()
     later = Node(again)
     (whole,) = await later.adopt(2)
     await later.prefill(whole, item("after", prompt(40, 20)))
     await later.adopt(1, 1)
     await again.close()
+
+
+async def test_a_report_has_what_was_told_whoever_computed_more(node: Node, model: Path, two_units: Running) -> None:
+    """Another agent, of the same server, fills a cache with what this one has a name for."""
+    left, right = await node.adopt(1, 1)
+    known = item("known", prompt(160, 30))
+    await node.prefill(left, known)
+    other = Node(SglangEngine(settings_for(model, two_units, UNITS), SystemClock(), random.SystemRandom()))
+    await other.engine.start()
+    await other.adopt(1, 1)
+    await other.prefill(right, item("theirs", known.tokens))
+    await other.engine.close()
+    async with node.engine._changed:
+        await node.engine._changed.wait_for(lambda: node.engine.cached_blocks(right, known.chain) == len(known.chain))
+    assert not node.held(right) & set(known.chain)
+    found = await node.prefill(right, item("found", known.tokens))
+    assert (found.cached_tokens, found.stored.first_depth, found.stored.blocks) == (144, 0, 10)
+    assert node.held(right) >= set(known.chain)
 
 
 async def test_compositions_that_cannot_be_are_refused_and_the_old_one_serves(node: Node) -> None:
@@ -128,14 +138,3 @@ async def test_compositions_that_cannot_be_are_refused_and_the_old_one_serves(no
         with pytest.raises(ValueError, match="composition"):
             await node.engine.adopt(node.epoch + 1, composition)
     await node.prefill(groups[0], item("still", prompt(40, 21)))
-
-
-async def test_a_unit_that_dies_ends_the_engine(node: Node) -> None:
-    """The last test of the module: it takes the server with it."""
-    (whole,) = await node.adopt(2)
-    pids = next(iter(node.engine._fleet._pids.values()))
-    assert len(pids) == UNITS
-    os.kill(pids[1], signal.SIGKILL)
-    assert await asyncio.wait_for(node.engine.wait_died(), 60)
-    with pytest.raises((EngineDied, EngineError)):
-        await node.prefill(whole, item("late", prompt(40, 22)))

@@ -1,7 +1,7 @@
 """The contract of every engine, on a real server of four units with our plug-in."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -13,7 +13,7 @@ from shared.model.lattice import Group
 from shared.runtime.clock import SystemClock
 from tests.services.worker.engine.contract import EngineContract, Node
 from tests.sglang.adapter_requests import ON_REAL_SERVERS, settings_for
-from tests.support.adapter_servers import Running, server
+from tests.support.adapter_servers import Running
 
 pytestmark = ON_REAL_SERVERS
 
@@ -44,11 +44,6 @@ DIFFERENT = {
 class TestSglang(EngineContract):
     deadline_s = 600
 
-    @pytest.fixture(scope="class")
-    def running(self, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-        with server(model, tmp_path_factory.mktemp("contract") / "log", units=UNITS) as running:
-            yield running
-
     @pytest.fixture(autouse=True)
     def _applies(self, request: pytest.FixtureRequest) -> None:
         name = request.node.originalname
@@ -58,21 +53,22 @@ class TestSglang(EngineContract):
             pytest.skip(SEEDS)
 
     @pytest.fixture
-    def new_engine(self, model: Path, running: Running) -> Callable[[], Engine]:
+    def new_engine(self, model: Path, four_units: Running) -> Callable[[], Engine]:
         """Engines that find the server's caches empty."""
-        flush(running)
+        flush(four_units)
         return lambda: SglangEngine(
-            settings_for(model, running, UNITS, blocks=BLOCKS), SystemClock(), random.SystemRandom()
+            settings_for(model, four_units, UNITS, blocks=BLOCKS), SystemClock(), random.SystemRandom()
         )
 
     @pytest.fixture(autouse=True)
-    def _server(self, running: Running) -> None:
-        self.server = running
+    def _server(self, four_units: Running) -> None:
+        self.server = four_units
 
     async def _push_out(self, node: Node, group: Group) -> None:
         """Its pages are more than 64 blocks; nobody has named what else lies there."""
         flush(self.server)
         while node.engine.resident(group).runs:
+            node.engine.take_evicted(group)
             await SystemClock().sleep(0.05)
 
     def test_what_differs_is_part_of_the_contract(self) -> None:

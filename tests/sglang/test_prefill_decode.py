@@ -25,20 +25,19 @@ ROOMS = count(1)
 
 
 @pytest.fixture(scope="module")
-def servers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Running, Running]]:
-    """Prefill, decode, and the one to compare with."""
+def servers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Running]]:
+    """Prefill and decode."""
     logs = tmp_path_factory.mktemp("logs")
     with (
         launched(model, logs / "prefill", *PREFILL, units=2) as prefill,
         launched(model, logs / "decode", *DECODE) as decode,
-        launched(model, logs / "fixed") as fixed,
     ):
-        wait_up(prefill, decode, fixed)
-        yield prefill, decode, fixed
+        wait_up(prefill, decode)
+        yield prefill, decode
 
 
-async def test_decode_never_notices(servers: tuple[Running, Running, Running]) -> None:
-    prefill_server, decode_server, fixed_server = servers
+async def test_decode_never_notices(servers: tuple[Running, Running], fixed_server: Running) -> None:
+    prefill_server, decode_server = servers
     async with (
         client(prefill_server.url) as prefill,
         client(decode_server.url) as decode,

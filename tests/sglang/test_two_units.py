@@ -1,38 +1,36 @@
 """Two units: the smallest server that can split and merge."""
 
+import asyncio
 import os
+import random
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
 
 import httpx
 import pytest
 
+from services.worker.engine.protocol import EngineDied, EngineError, PrefillStep
+from services.worker.engine.sglang.engine import SglangEngine
 from services.worker.engine.sglang.verbs import Limits, Verbs, switch
 from shared.model.lattice import Group
 from shared.runtime.clock import SystemClock
-from tests.sglang.adapter_requests import ON_REAL_SERVERS
+from tests.sglang.adapter_requests import ON_REAL_SERVERS, item, prompt, settings_for
 from tests.sglang.chain import switched
 from tests.sglang.traffic import random_prompt
-from tests.support import adapter_servers
 from tests.support.adapter_servers import PAGE_TOKENS, Running
 from tests.support.switching_servers import client, generate, wait_ended
 
 pytestmark = ON_REAL_SERVERS
 
-EPOCHS = count(1)
-
-
-@pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with adapter_servers.server(model, tmp_path_factory.mktemp("two") / "log", units=2) as running:
-        yield running
+EPOCHS = count(1_000)
+"""Above those of the engines that had the server before (`test_adapter_switching.py`)."""
 
 
 @pytest.fixture
-async def http(server: Running) -> AsyncIterator[httpx.AsyncClient]:
-    async with client(server.url) as http:
+async def http(two_units: Running) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(two_units.url) as http:
         yield http
 
 
@@ -93,8 +91,18 @@ async def test_an_eviction_of_an_unknown_block_takes_nothing(http: httpx.AsyncCl
     assert not await Verbs(http, 2).evict(Group(0, 1), [12345])
 
 
-async def test_a_follower_that_dies_ends_the_server(http: httpx.AsyncClient, server: Running) -> None:
-    verbs = Verbs(http, 2)
-    await switched(verbs, EPOCHS, (2,))
-    os.kill((await verbs.states())[1].pid, signal.SIGKILL)
-    wait_ended(server)
+async def test_a_follower_that_dies_ends_the_server_and_the_engine_on_it(model: Path, two_units: Running) -> None:
+    """The last test of the module: it takes the server with it."""
+    engine = SglangEngine(settings_for(model, two_units, 2), SystemClock(), random.SystemRandom())
+    try:
+        await engine.start()
+        await engine.adopt(1, (2,))
+        pids = next(iter(engine._fleet._pids.values()))
+        assert len(pids) == 2
+        os.kill(pids[1], signal.SIGKILL)
+        assert await asyncio.wait_for(engine.wait_died(), 300)
+        with pytest.raises((EngineDied, EngineError)):
+            await engine.prefill(PrefillStep(1, Group(0, 2), (item("late", prompt(40, 22)),)))
+    finally:
+        await engine.close()
+    wait_ended(two_units)
