@@ -232,7 +232,7 @@ class Engine(Protocol):
         """How many leading blocks of the chain the worker holds now."""
 
     def resident(self, group: Group) -> Resident:
-        """Everything the worker holds, parents before children."""
+        """What the worker holds as far as it has been told, parents before children: for a report, after `take_evicted`."""
 
     def take_evicted(self, group: Group) -> tuple[BlockId, ...]:
         """What left the worker untold, children first: steps make room first and name it last. To be told in the very turn."""

@@ -46,12 +46,10 @@ class CacheIndex:
         self._left: dict[Group, set[BlockId]] = {}
 
     def adopt(self, groups: Iterable[Group]) -> None:
-        """Other workers from now on: what they hold is theirs to be told anew (`resident`)."""
+        """Other workers from now on, told of everything that they hold and that has a name."""
         self._note_gone()
-        self._told = {group: Holder() for group in groups}
+        self._told = {group: self._named(group) for group in groups}
         self._left = {group: set() for group in self._told}
-        for group in self._told:
-            self.resident(group)
 
     # --- names
 
@@ -103,15 +101,8 @@ class CacheIndex:
         return next((depth for depth, block in enumerate(chain) if self._pages.get(block) not in held), len(chain))
 
     def resident(self, group: Group) -> Resident:
-        """Everything that the worker holds and has a name; it counts as told from now on."""
-        self.worker(group)
-        held, holder = self._units[group.first_rank].held, Holder()
-        named = (self._names[page] for page in held if page in self._names)
-        for name in sorted(named, key=lambda name: (name.depth, name.block)):
-            if name.parent is None or name.parent in holder.held:
-                holder.hold(self._slot(group, name))
-        self._told[group], self._left[group] = holder, set()
-        return holder.resident()
+        """What the worker was told to hold; nothing is told by asking. After `take_evicted`, it holds all of it."""
+        return self.worker(group).resident()
 
     def take_evicted(self, group: Group) -> tuple[BlockId, ...]:
         """What the worker was told to hold and does not, children before parents."""
@@ -175,6 +166,15 @@ class CacheIndex:
                 for group, left in self._left.items():
                     if self._units[group.first_rank] is unit:
                         left.update(blocks)
+
+    def _named(self, group: Group) -> Holder:
+        """Everything that the group's pages are named as, down to where a parent is not held or has no name."""
+        held, holder = self._units[group.first_rank].held, Holder()
+        named = (self._names[page] for page in held if page in self._names)
+        for name in sorted(named, key=lambda name: (name.depth, name.block)):
+            if name.parent is None or name.parent in holder.held:
+                holder.hold(self._slot(group, name))
+        return holder
 
     @staticmethod
     def _slot(group: Group, name: Named) -> Slot:
