@@ -60,6 +60,7 @@ class Facts(BaseModel):
     incremental_streaming_output: bool = False
     startup_time: dict[str, Any] = Field(default_factory=dict)
     kv_events: KvEvents | None = None
+    internal_states: tuple[dict[str, Any], ...] = ()
 
     @property
     def boot(self) -> str:
@@ -85,6 +86,8 @@ def _refusals(facts: Facts, server: ServerAddress, settings: SglangSettings, mod
     if facts.caches != caches:
         needed = "one per GPU, as the plug-in needs" if settings.adaptive else "one (no data parallelism)"
         yield f"attn_dp_size: {facts.caches} caches; needed: {needed}"
+    if settings.adaptive and not any("vertumnus" in state for state in facts.internal_states):
+        yield "internal_states: no rank has the plug-in; install this project beside SGLang, start it with VERTUMNUS_SGLANG=1"
     blocks = facts.max_total_num_tokens // settings.block_tokens
     if blocks < settings.blocks_per_rank:
         yield f"max_total_num_tokens: room for {blocks} blocks, but blocks_per_rank says {settings.blocks_per_rank}"

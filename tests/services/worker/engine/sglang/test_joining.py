@@ -67,14 +67,15 @@ def test_every_reason_is_told_at_once() -> None:
 
 def test_with_the_plug_in_each_gpu_has_a_cache() -> None:
     adaptive = replace(SETTINGS, adaptive=True, servers=(ServerAddress(url="http://n:1", degree=4),))
-    told = facts(tp_size=4, attn_dp_size=4)
-    assert refusals(told, adaptive.servers[0], adaptive, MODEL) == []
-    (reason,) = refusals(facts(tp_size=4), adaptive.servers[0], adaptive, MODEL)
-    assert "one per GPU" in reason
-    (reason,) = refusals(
-        facts(tp_size=4, attn_dp_size=4, enable_hierarchical_cache=True), adaptive.servers[0], adaptive, MODEL
-    )
-    assert "enable_hierarchical_cache" in reason
+    fits: dict[str, Any] = {"tp_size": 4, "attn_dp_size": 4, "internal_states": [{"vertumnus": {"unit": 0}}, {}]}
+    assert refusals(facts(**fits), adaptive.servers[0], adaptive, MODEL) == []
+    for changed, words in (
+        ({"attn_dp_size": None}, "one per GPU"),
+        ({"enable_hierarchical_cache": True}, "enable_hierarchical_cache"),
+        ({"internal_states": [{"load": 0}] * 4}, "start it with VERTUMNUS_SGLANG=1"),
+    ):
+        (reason,) = refusals(facts(**fits | changed), adaptive.servers[0], adaptive, MODEL)
+        assert words in reason
 
 
 def test_decode_servers_decode() -> None:
