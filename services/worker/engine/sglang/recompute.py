@@ -45,12 +45,12 @@ class Path:
         if not packed.startswith(TAG):
             raise EngineError("access: the source is no SGLang engine, whose blocks can be computed from their tokens")
         at = len(TAG) + COUNT_BYTES
-        end = at + BLOCK_ID_BYTES * int.from_bytes(packed[len(TAG) : at], "little")
-        ids = packed[at:end]
-        chain = tuple(BlockId(ids[first : first + BLOCK_ID_BYTES]) for first in range(0, len(ids), BLOCK_ID_BYTES))
+        count = int.from_bytes(packed[len(TAG) : at], "little")
+        end = at + BLOCK_ID_BYTES * count
         raw = packed[end:]
-        if not chain or len(raw) % (4 * len(chain)):
-            raise EngineError(f"access: {len(raw)} bytes of tokens for {len(chain)} blocks")
+        if not count or not raw or len(raw) % (4 * count):
+            raise EngineError(f"access: {len(raw)} bytes of tokens for {count} blocks")
+        chain = tuple(BlockId(packed[first : first + BLOCK_ID_BYTES]) for first in range(at, end, BLOCK_ID_BYTES))
         return cls(chain, raw)
 
 
@@ -75,12 +75,26 @@ def promise(index: CacheIndex, held: Mapping[BlockId, int], blocks: Sequence[Blo
 
 
 def item_of(index: CacheIndex, plan: CopyPlan) -> PrefillItem:
-    """The prefill that brings a plan's blocks. EngineError if nobody has told their tokens."""
-    told = [Path.unpack(access) for access in plan.access.values()]
-    own = path_to(index, plan.blocks[-1])
-    for path in [*told, *([] if own is None else [own])]:
+    """The prefill that brings a plan's blocks. EngineError if nobody has told their tokens, with what each source gave instead:
+    of another kind of engine, which knows none, nothing can be had."""
+    last = plan.blocks[-1]
+    path = path_to(index, last) or _told(plan)
+    length = path.chain.index(last) + 1
+    tokens = path.tokens[: length * (len(path.tokens) // len(path.chain))]
+    return PrefillItem(RequestId(plan.operation), tokens, path.chain[:length], Sampling())
+
+
+def _told(plan: CopyPlan) -> Path:
+    """The path that a source has told, with the plan's last block on it."""
+    gave: list[str] = []
+    for node, access in plan.access.items():
+        try:
+            path = Path.unpack(access)
+        except EngineError as error:
+            gave.append(f"{node}: {error}")
+            continue
         if plan.blocks[-1] in path.chain:
-            length = path.chain.index(plan.blocks[-1]) + 1
-            tokens = path.tokens[: length * (len(path.tokens) // len(path.chain))]
-            return PrefillItem(RequestId(plan.operation), tokens, path.chain[:length], Sampling())
-    raise EngineError(f"copy {plan.operation}: no source has told the tokens of its last block")
+            return path
+        gave.append(f"{node}: told another path")
+    why = "; ".join(gave) or "there was none"
+    raise EngineError(f"copy {plan.operation}: no source has told the tokens of its last block ({why})")

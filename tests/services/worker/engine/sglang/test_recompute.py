@@ -67,6 +67,17 @@ def test_tokens_that_nobody_tells_are_an_error() -> None:
         item_of(index_with(), plan_for(known.chain[:2], {NodeId("torch"): b"another engine's memory"}))
 
 
+def test_a_source_of_another_kind_matters_only_where_no_other_tells_the_tokens() -> None:
+    known = item("r", 83)
+    foreign = {NodeId("torch"): b"another engine's memory"}
+    lent = promise(index_with(83), dict.fromkeys(known.chain, 0), known.chain)
+    for index, access in (index_with(), {**foreign, NodeId("other"): lent.access}), (index_with(83), foreign):
+        assert item_of(index, plan_for(known.chain, access)).chain == known.chain
+    elsewhere = promise(index_with(48), dict.fromkeys(known.chain[:3], 0), known.chain[:3])
+    with pytest.raises(EngineError, match=r"torch: access: the source is no SGLang engine.*; other: told another path"):
+        item_of(index_with(), plan_for(known.chain, {**foreign, NodeId("other"): elsewhere.access}))
+
+
 def test_a_path_too_long_for_a_reply_is_not_promised() -> None:
     blocks = PATH_BYTES_MAX // (16 + 4 * PAGE)
     known = item("r", (blocks + 1) * PAGE)
