@@ -4,7 +4,7 @@ Rules:
 
 1.  An assignment names a source and how many leading blocks it holds. When the request comes near the head of its queue, the
     agent decides again: nothing is fetched if the blocks are here by now, or if by the bandwidth that this source was seen to
-    have computing them is cheaper.
+    have computing them is cheaper; and nothing by an engine that reads no KV, whose copies compute what the prefill does.
 2.  Others with tokens at hand go first meanwhile. A fetch that fails, is refused or runs into its limit leaves what has come,
     and the prefill computes the rest. It is not tried again, and a source that gave nothing in `LIMIT_S_MIN` is not asked
     for a while.
@@ -118,6 +118,7 @@ class Fetches:
         self._ports, self._engine, self._transfers, self._spawn = ports, engine, transfers, spawn
         description = engine.describe()
         self._block_tokens, self._token_bytes = description.block_tokens, description.kv_bytes_per_token
+        self._reads = description.moves_kv
         self._running: dict[JobKey, NodeId] = {}
         self._waiting: dict[Callable[[], None], None] = {}
         self._seen: OrderedDict[NodeId, _Seen] = OrderedDict()
@@ -146,6 +147,8 @@ class Fetches:
     # --- one fetch
 
     def _decide(self, job: Job) -> Wanted | str:
+        if not self._reads:
+            return "computes"
         group = self._ports.state.served.workers(self._ports.node)[job.worker]
         held, wanted = (
             self._tokens(job, blocks) for blocks in (self._engine.cached_blocks(group, job.chain), fetch_blocks(job))

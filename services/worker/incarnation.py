@@ -229,12 +229,13 @@ class Incarnation:
         return Accepted()
 
     def report(self, command: Report) -> Accepted | Refused:
-        """Publish what the workers hold, after what left them untold: a report is of all changes up to its number."""
+        """Publish what the workers hold, after what left them untold; who has told nothing yet has nothing to take back."""
         served = self.state.served.workers(self.ports.node)
         if unknown := [worker for worker in command.workers if worker not in served]:
             return Refused(reason="unknown-worker", detail=f"{unknown} are none of {list(served)}")
         for worker in command.workers or served:
-            self._tell_evicted(worker)
+            if self.state.numbers.get(worker):
+                self._tell_evicted(worker)
             resident, number = self.engine.resident(served[worker]), self.state.numbers.get(worker, 0)
             self.ports.outbox.record(cache_events.report(worker, self.state.incarnation, number, resident))
         return Accepted()

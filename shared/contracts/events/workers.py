@@ -86,7 +86,7 @@ class PrefillCompleted(EventData):
     say) is measured over predicted whatever else ran. `queue_us` is all the rest of the time from acceptance to first token.
     `cached_fetched_tokens` were read from `fetched_from`, for which the request waited `fetch_us`. `fetch_fallback` says why a
     fetch brought less than it was to: `here` (nothing was missing any more), `dearer` (than to compute it), `silent`
-    (the source, of late), or what a copy or its refusal says.
+    (the source, of late), `computes` (this engine reads no KV), or what a copy or its refusal says.
     """
 
     request: RequestId
