@@ -343,6 +343,7 @@ def test_a_bad_field_is_named() -> None:
     assert refused(prompt_tokens=10**6) == ("bad-command", "prompt_tokens")
     assert refused(block_ids=b"x" * 15) == ("bad-command", "block_ids")
     assert refused(block_ids=b"x" * 16 * 5) == ("bad-command", "block_ids")
+    assert refused(block_ids=b"x" * 16 * 2) == ("bad-command", "block_ids"), "each block comes once"
     assert refused(max_new_tokens=0) == ("bad-command", "max_new_tokens")
     assert refused(decode_worker="n0/decode/7") == ("bad-command", "decode_worker")
     assert refused(decode_worker="n1/decode/0") is None, "which ranks another node has is its own affair"
