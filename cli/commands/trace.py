@@ -50,13 +50,8 @@ StartS = Annotated[float, typer.Option(min=0, max=SECONDS_MAX, help="leave out w
 EndS = Annotated[float, typer.Option(min=0, help="leave out what arrives later")]
 Limit = Annotated[int | None, typer.Option(min=1, help="requests at most")]
 Speed = Annotated[float | None, typer.Option(min=1e-6, max=1e6, help="how many times as fast as the trace")]
-Rate = Annotated[
-    float | None, typer.Option(min=1e-6, max=1e6, help="mean requests per second instead of the trace's own")
-]
-JitterMs = Annotated[
-    float | None,
-    typer.Option(min=0, max=DAY_MS, help="spread each arrival by this [default: the grid found, if any]"),
-]
+Rate = Annotated[float | None, typer.Option(min=1e-6, max=1e6, help="mean requests/s instead of the trace's own")]
+JitterMs = Annotated[float | None, typer.Option(min=0, max=DAY_MS, help="spread arrivals by this [the grid found]")]
 Shrink = Annotated[
     float, typer.Option(min=0, max=1, help="this factor on all lengths; what prompts share stays shared")
 ]
