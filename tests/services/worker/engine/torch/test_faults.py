@@ -141,7 +141,6 @@ async def test_the_rank_that_its_group_waits_for_is_named(tiny_qwen3: Path, zygo
         with suppress(EngineDied):
             await node.serve(right, prompt(100, seed), 2)
         await asyncio.sleep(0)  # a dead engine refuses without a turn for anybody else
-    assert seed > 1
     with pytest.raises(EngineDied, match=rf"^rank 1 \(pid {processes[1]}\) hangs: stopped for 0.5 s$"):
         await hung
     assert "rank 1" in await node.engine.wait_died()
