@@ -6,6 +6,8 @@ derived again by folding from it (`replay/leaders.py`). A snapshot is of no use 
 cost model, or once the log has dropped what follows it. Then the log is folded, and workers are asked, as without one.
 """
 
+import asyncio
+from collections.abc import Iterator
 from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple, NoReturn
@@ -22,7 +24,7 @@ from shared.runtime.leadership import Leadership
 from shared.runtime.ports import EventLog, Unavailable, WrongLastSequence
 from shared.runtime.process_copy import CopyFailed, Elsewhere
 from shared.runtime.projection import Projection
-from shared.runtime.snapshots import About, BadSnapshot, Snapshots, TooLarge, code_of
+from shared.runtime.snapshots import About, BadSnapshot, Snapshots, TooLarge, announced, code_of
 from shared.runtime.states import BadState
 
 ROLE = "cachemgr"
@@ -30,7 +32,11 @@ ROLE = "cachemgr"
 CODE = ("services.cachemgr", "shared.model", "shared.contracts", "shared.runtime")
 """Whose change makes a snapshot void: what folds, and what reads it."""
 
+KEEP_S_MAX = 600.0
+"""A snapshot of the largest size takes a minute. What takes longer hangs: the copy of the process is ended then."""
+
 NOT_KEPT = (Unavailable, WrongLastSequence, TooLarge, CopyFailed, OSError)
+"""OSError: without memory for a copy of the process, and as TimeoutError from one that hangs."""
 
 
 class Kept(NamedTuple):
@@ -70,7 +76,7 @@ async def resume(kept: Kept) -> Folded | None:
 
 
 class Keeper:
-    """Writes while this process leads. One that was overtaken and does not know it yet cannot replace a newer one."""
+    """Writes while this process leads. One that was overtaken and does not know it yet writes nothing over a newer one."""
 
     def __init__(
         self,
@@ -104,9 +110,13 @@ class Keeper:
         began_ns, reached = self._clock.monotonic_ns(), self._projection.reached
         folded = Folded(self._projection.state, reached, self._kept.coefficients)
         about = About(self._kept.log.identity, reached.seen_seq, code_of(*CODE))
-        async with aclosing(self._elsewhere(partial(freezing.pieces, folded))) as told:
+        async with aclosing(self._elsewhere(partial(_announced, folded))) as told, asyncio.timeout(KEEP_S_MAX):
             size_bytes = await self._kept.snapshots.write(about, told)
         self._kept_seq = reached.seen_seq
         took_s = (self._clock.monotonic_ns() - began_ns) / 1e9
         self._metrics.show_snapshot(reached.seen_seq, size_bytes, took_s)
         self._logger.info("kept", seen_seq=reached.seen_seq, size_bytes=size_bytes, took_s=round(took_s, 3))
+
+
+def _announced(folded: Folded) -> Iterator[bytes]:
+    return announced(freezing.pieces(folded))

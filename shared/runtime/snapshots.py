@@ -2,13 +2,17 @@
 
 A snapshot is bytes, in pieces of a message each, and a record that says of which log and place they are, by which code, how
 many and with which digest. The pieces lie in one of two slots. A new snapshot is written to the other one, and then the record
-names that: so one that was broken off replaces nothing, and no more than two are ever kept. Where two processes write at once
-one record holds, and the digest tells whether its pieces do.
+names that: so one that was broken off replaces nothing, and no more than two are ever kept.
+
+Of two processes that write at once, the one that began last goes on. Who begins claims: it writes the record again, as it was.
+Before each piece a writer looks whether the record is still its own, and between the look and the write nobody may have changed
+the piece. So one that was overtaken writes nothing over what the other has written, and cannot replace the record.
 
 Whoever reads believes nothing that does not fit: without a snapshot a start folds the log, which takes longer.
 """
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+import struct
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
@@ -17,9 +21,12 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from shared.runtime.ports import Cell
+from shared.runtime.ports import Cell, WrongLastSequence
 
-FORMAT = 1
+FORMAT = 2
+
+LENGTH = struct.Struct("<Q")
+"""What announced pieces begin with: how many bytes follow."""
 
 PIECE_BYTES = 2**19
 """Half of what a server takes in one message."""
@@ -49,10 +56,11 @@ class About(NamedTuple):
     code: str
 
 
-class _Record(BaseModel):
+class _Last(BaseModel):
+    """The snapshot that holds."""
+
     model_config = ConfigDict(frozen=True)
 
-    format: int
     log: str
     seen_seq: int = Field(ge=0)
     code: str
@@ -65,6 +73,13 @@ class _Record(BaseModel):
         return About(self.log, self.seen_seq, self.code)
 
 
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    format: int
+    last: _Last | None = None
+
+
 class Snapshots:
     """Those of one role."""
 
@@ -73,25 +88,27 @@ class Snapshots:
         self._role = role
 
     async def write(self, about: About, pieces: AsyncIterable[bytes]) -> int:
-        """Keep a new one in place of the last; returns its bytes. `pieces` are of any length.
+        """Keep a new one in place of the last; returns its bytes. `pieces` are of any length, and `announced`: of what does not
+        fit nothing is written.
 
-        Errors: Unavailable; WrongLastSequence if another process has kept one meanwhile; TooLarge; what `pieces` raise.
+        Errors: Unavailable; WrongLastSequence if another process has begun one meanwhile; TooLarge; what `pieces` raise.
         """
+        waiting = _of_equal_length(pieces)
+        size_bytes: int = LENGTH.unpack(await anext(waiting))[0]
+        if size_bytes > SNAPSHOT_BYTES_MAX:
+            raise TooLarge(f"a snapshot has at most {SNAPSHOT_BYTES_MAX:,} bytes, and this one has more")
         record = self._cell_of(self._role)
         found = await record.read()
-        slot = 1 - last.slot if found and (last := _record(found[1])) else 0
-        digest, size_bytes, number = sha256(), 0, 0
-        async for piece in _of_equal_length(pieces):
+        known = (_record(found[1]) if found else None) or _Record(format=FORMAT)
+        claim = await record.write(known.model_dump_json().encode(), found[0] if found else 0)
+        slot = 1 - known.last.slot if known.last else 0
+        digest, number = sha256(), 0
+        async for piece in waiting:
             digest.update(piece)
-            size_bytes += len(piece)
-            if size_bytes > SNAPSHOT_BYTES_MAX:
-                raise TooLarge(f"a snapshot has at most {SNAPSHOT_BYTES_MAX} bytes, and this one has more")
-            await _replace(self._piece(slot, number), piece)
+            await self._write_piece(self._piece(slot, number), piece, claim)
             number += 1
-        told = _Record(
-            format=FORMAT, **about._asdict(), slot=slot, size_bytes=size_bytes, digest=digest.hexdigest()
-        ).model_dump_json()
-        await record.write(told.encode(), found[0] if found else 0)
+        last = _Last(**about._asdict(), slot=slot, size_bytes=size_bytes, digest=digest.hexdigest())
+        await record.write(_Record(format=FORMAT, last=last).model_dump_json().encode(), claim)
         return size_bytes
 
     async def read(self, fits: Callable[[About], str | None]) -> bytes | None:
@@ -104,18 +121,40 @@ class Snapshots:
             return None
         if (record := _record(found[1])) is None:
             raise BadSnapshot("its record cannot be read, or is of another version")
-        if (reason := fits(record.about)) is not None:
+        if (last := record.last) is None:
+            return None
+        if (reason := fits(last.about)) is not None:
             raise BadSnapshot(reason)
         whole = bytearray()
-        for number in range(-(-record.size_bytes // PIECE_BYTES)):
-            piece = await self._piece(record.slot, number).read()
+        for number in range(-(-last.size_bytes // PIECE_BYTES)):
+            piece = await self._piece(last.slot, number).read()
             whole += piece[1] if piece else b""
-        if len(whole) != record.size_bytes or sha256(whole).hexdigest() != record.digest:
+        if len(whole) != last.size_bytes or sha256(whole).hexdigest() != last.digest:
             raise BadSnapshot("its pieces are not those that were written")
         return bytes(whole)
 
+    async def _write_piece(self, cell: Cell, value: bytes, claim: int) -> None:
+        there = await cell.read()
+        record = await self._cell_of(self._role).read()
+        if record is None or record[0] != claim:
+            raise WrongLastSequence("another process has begun to keep a snapshot")
+        await cell.write(value, there[0] if there else 0)
+
     def _piece(self, slot: int, number: int) -> Cell:
         return self._cell_of(f"{self._role}.{slot}.{number}")
+
+
+def announced(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The pieces behind their length. They are in memory until the last is there, but no more than may be kept."""
+    kept: list[bytes] = []
+    size_bytes = 0
+    for piece in pieces:
+        kept.append(piece)
+        size_bytes += len(piece)
+        if size_bytes > SNAPSHOT_BYTES_MAX:
+            break
+    yield LENGTH.pack(size_bytes)
+    yield from kept
 
 
 @lru_cache
@@ -147,18 +186,14 @@ def _record(raw: bytes) -> _Record | None:
     return record if record.format == FORMAT else None
 
 
-async def _replace(cell: Cell, value: bytes) -> None:
-    found = await cell.read()
-    await cell.write(value, found[0] if found else 0)
-
-
 async def _of_equal_length(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in pieces of `PIECE_BYTES`, the last one shorter."""
-    waiting = bytearray()
+    """The length that the bytes begin with, and the others in pieces of `PIECE_BYTES`, the last one shorter."""
+    waiting, wanted = bytearray(), LENGTH.size
     async for piece in pieces:
         waiting += piece
-        while len(waiting) >= PIECE_BYTES:
-            yield bytes(waiting[:PIECE_BYTES])
-            del waiting[:PIECE_BYTES]
+        while len(waiting) >= wanted:
+            yield bytes(waiting[:wanted])
+            del waiting[:wanted]
+            wanted = PIECE_BYTES
     if waiting:
         yield bytes(waiting)

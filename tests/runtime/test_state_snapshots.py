@@ -1,5 +1,6 @@
 """Snapshots in cells of memory and of a real NATS server, and the copy of a process that writes them."""
 
+import itertools
 import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +13,17 @@ from shared.runtime.memory import MemoryCell
 from shared.runtime.nats_cell import SNAPSHOTS, NatsCell, open_snapshots
 from shared.runtime.ports import WrongLastSequence
 from shared.runtime.process_copy import CopyFailed, ProcessCopy
-from shared.runtime.snapshots import PIECE_BYTES, About, BadSnapshot, CellOf, Snapshots, TooLarge, code_of
+from shared.runtime.snapshots import (
+    LENGTH,
+    PIECE_BYTES,
+    About,
+    BadSnapshot,
+    CellOf,
+    Snapshots,
+    TooLarge,
+    announced,
+    code_of,
+)
 from tests.runtime.conftest import CLOCK, SUBJECTS, NatsClient
 
 ABOUT = About("log", 7, "code")
@@ -31,7 +42,7 @@ async def cell_of(request: pytest.FixtureRequest) -> AsyncIterator[CellOf]:
 
 
 async def given(*pieces: bytes) -> AsyncIterator[bytes]:
-    for each in pieces:
+    for each in announced(pieces):
         yield each
 
 
@@ -57,30 +68,103 @@ async def test_one_that_breaks_off_replaces_nothing(cell_of: CellOf, monkeypatch
     await kept.write(ABOUT, given(b"first"))
 
     async def breaks() -> AsyncIterator[bytes]:
+        yield LENGTH.pack(PIECE_BYTES + 1)
         yield os.urandom(PIECE_BYTES)
         raise CopyFailed("gone")
 
     with pytest.raises(CopyFailed):
         await kept.write(ABOUT, breaks())
+    broken_off = await cell_of("role.1.0").read()
+    assert broken_off is not None
     monkeypatch.setattr(snapshots_module, "SNAPSHOT_BYTES_MAX", PIECE_BYTES)
     with pytest.raises(TooLarge):
-        await kept.write(ABOUT, given(os.urandom(PIECE_BYTES + 1)))
+        await kept.write(ABOUT, given(b"small", os.urandom(PIECE_BYTES), os.urandom(9)))
+    assert await cell_of("role.1.0").read() == broken_off, "of what does not fit nothing is written"
     assert await kept.read(anything) == b"first"
 
 
-async def test_of_two_that_write_at_once_one_holds(cell_of: CellOf) -> None:
+async def test_pieces_are_announced_before_the_first_and_only_as_many_as_may_be_kept(monkeypatch) -> None:
+    assert [*announced([b"abc", b"", b"de"])] == [LENGTH.pack(5), b"abc", b"", b"de"]
+    monkeypatch.setattr(snapshots_module, "SNAPSHOT_BYTES_MAX", 4)
+    endless = (bytes(3) for _ in itertools.count())
+    assert next(announced(endless)) == LENGTH.pack(6)
+
+
+async def test_the_first_one_may_break_off(cell_of: CellOf) -> None:
+    kept = Snapshots(cell_of, "role")
+
+    async def breaks() -> AsyncIterator[bytes]:
+        yield LENGTH.pack(9)
+        raise CopyFailed("gone")
+
+    with pytest.raises(CopyFailed):
+        await kept.write(ABOUT, breaks())
+    assert await kept.read(anything) is None
+
+
+@pytest.mark.parametrize("written", [0, 1, 2, 3])
+async def test_of_two_that_write_at_once_the_one_that_began_last_holds(cell_of: CellOf, written: int) -> None:
     one, other = Snapshots(cell_of, "role"), Snapshots(cell_of, "role")
+    await one.write(ABOUT, given(b"before"))
+    of_one, of_other = (os.urandom(3 * PIECE_BYTES) for _ in range(2))
 
     async def overtaken() -> AsyncIterator[bytes]:
-        yield b"one"
-        await other.write(ABOUT, given(b"other"))
+        yield LENGTH.pack(len(of_one))
+        yield of_one[: written * PIECE_BYTES]
+        await other.write(ABOUT, given(of_other))
+        yield of_one[written * PIECE_BYTES :]
 
     with pytest.raises(WrongLastSequence):
         await one.write(ABOUT, overtaken())
-    with pytest.raises(BadSnapshot, match="not those that were written"):
-        await one.read(anything)
-    await other.write(ABOUT, given(b"next"))
-    assert await one.read(anything) == b"next"
+    assert await one.read(anything) == of_other
+    await one.write(ABOUT, given(b"next"))
+    assert await other.read(anything) == b"next"
+
+
+class Overtaken:
+    """Cells for one writer; just before its call number `turn` another one writes a whole snapshot. In memory."""
+
+    def __init__(self, turn: int) -> None:
+        self.cells: dict[str, MemoryCell] = defaultdict(MemoryCell)
+        self.calls, self.turn = 0, turn
+        self.other = Snapshots(self.cells.__getitem__, "role")
+
+    def cell(self, key: str) -> "OvertakenCell":
+        return OvertakenCell(self, key)
+
+    async def call(self) -> None:
+        self.calls += 1
+        if self.calls == self.turn:
+            await self.other.write(ABOUT, given(b"other" * PIECE_BYTES))
+
+
+class OvertakenCell:
+    def __init__(self, world: Overtaken, key: str) -> None:
+        self._world, self._cell = world, world.cells[key]
+
+    async def read(self) -> tuple[int, bytes] | None:
+        await self._world.call()
+        return await self._cell.read()
+
+    async def write(self, value: bytes, revision: int) -> int:
+        await self._world.call()
+        return await self._cell.write(value, revision)
+
+
+async def test_who_is_overtaken_before_any_of_its_calls_spoils_nothing() -> None:
+    turn, calls = 0, 1
+    while turn <= calls:
+        turn += 1
+        world = Overtaken(turn)
+        await world.other.write(ABOUT, given(b"before"))
+        try:
+            await Snapshots(world.cell, "role").write(ABOUT, given(b"one" * PIECE_BYTES))
+            kept = b"one" * PIECE_BYTES
+        except WrongLastSequence:
+            kept = b"other" * PIECE_BYTES
+        assert await world.other.read(anything) == kept, f"overtaken before call {turn}"
+        calls = max(calls, world.calls)
+    assert calls == 12, "two of the record at first, three for each of three pieces, and the record"
 
 
 async def test_what_is_damaged_is_refused() -> None:

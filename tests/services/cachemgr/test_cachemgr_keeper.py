@@ -1,22 +1,32 @@
 """Which snapshots a manager goes on from, and what becomes of those that it cannot."""
 
+import os
+import signal
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, cast
 
 import pytest
 from cache_world import ROUND, CacheStory
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from services.cachemgr import freezing, keeper
+from services.cachemgr import decider, freezing, keeper
+from services.cachemgr.decider import State
 from services.cachemgr.freezing import Folded
-from services.cachemgr.keeper import CODE, Kept, resume
+from services.cachemgr.keeper import CODE, Keeper, Kept, resume
+from services.cachemgr.metrics import Metrics
 from shared.contracts.codec import encode
 from shared.model.cost import Coefficients
+from shared.runtime.background import Background
+from shared.runtime.clock import SystemClock
+from shared.runtime.leadership import Leadership
 from shared.runtime.memory import MemoryCell, MemoryLog
 from shared.runtime.ports import Entry, Unavailable
-from shared.runtime.projection import Reached
-from shared.runtime.snapshots import About, Snapshots, code_of
+from shared.runtime.process_copy import ProcessCopy, Work
+from shared.runtime.projection import Projection, Reached
+from shared.runtime.snapshots import About, Snapshots, announced, code_of
+from tests.support.replica import eventually
 from tests.support.story import serving
 
 SEEN, LAST = 4, 6
@@ -43,7 +53,8 @@ class World:
         folded = Folded(self.story.state, Reached(seen_seq, 1, 0, {}, {}), ROUND)
 
         async def pieces() -> AsyncIterator[bytes]:
-            yield b"".join(freezing.pieces(folded)) if whole is None else whole
+            for each in announced(freezing.pieces(folded) if whole is None else [whole]):
+                yield each
 
         about = About("memory", seen_seq, code or code_of(*CODE))
         await Snapshots(self.cells.__getitem__, "cachemgr").write(about, pieces())
@@ -126,6 +137,52 @@ async def test_it_does_not_while_the_bucket_is_away() -> None:
             raise Unavailable("the bucket has no leader")
 
     assert await refused(World(), cell_of=lambda key: Away()) == "the bucket has no leader"
+
+
+class Leading:
+    term = 1
+
+
+class Standing(Projection[State]):
+    """At one place of the log, which goes on while nobody folds it."""
+
+    async def start(self) -> None:
+        self.seen_seq = SEEN
+
+
+async def test_a_copy_of_the_process_that_stands_still_is_ended_and_the_next_one_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Real copies of this process; the first is stopped as it begins."""
+    monkeypatch.setattr(keeper, "KEEP_S_MAX", 1.0)
+    world = World()
+    await world.append(world.log, LAST)
+    copies: list[ProcessCopy] = []
+
+    def elsewhere(work: Work) -> ProcessCopy:
+        copies.append(ProcessCopy(stops_at_once if not copies else work))
+        return copies[-1]
+
+    projection = Standing(world.log, ["x"], world.story.state, decider.evolve)
+    kept = Kept(Snapshots(world.cells.__getitem__, "cachemgr"), world.log, ROUND)
+    leadership, metrics = cast(Leadership, Leading()), Metrics(CollectorRegistry())
+    keeping = Keeper(kept, projection, leadership, elsewhere, SystemClock(), metrics)
+    await projection.start()
+    running = Background("keeper")
+    with capture_logs() as logged:
+        running.start(keeping.run(0.01))
+        await eventually(lambda: any(each["event"] == "kept" for each in logged))
+        await running.stop()
+    assert logged[0]["event"] == "not kept"
+    assert "TimeoutError" in logged[0]["error"]
+    assert await world.resumed() is not None
+    with pytest.raises(ChildProcessError):
+        copies[0]._status(0)
+
+
+def stops_at_once() -> Iterator[bytes]:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    yield b"never"
 
 
 def test_the_code_is_that_which_folds() -> None:
