@@ -1,9 +1,11 @@
 """What the global trie costs: memory per node, and the time of lookups, demand, scans and a restart.
 
 `python -m bench.cachemgr --nodes 10000000`. Workers of every degree hold prompts of 256 blocks that share their first 64 with
-fifteen others, and every eighth prompt is held twice. A restart goes on from a snapshot of the state; without one, a new
-process folds a full report of every worker. Times are of the processor; those of a snapshot are of a copy of the process, and
-by the wall clock for the process itself.
+fifteen others, and every eighth prompt is held twice. With `--bushy` prompts have 4 blocks and share two, and every block was
+asked for at two degrees: the most that a node can take, in memory and in a snapshot.
+
+A restart goes on from a snapshot of the state; without one, a new process folds a full report of every worker. Times are of the
+processor; those of a snapshot are of a copy of the process, and by the wall clock for the process itself.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -42,10 +44,20 @@ from shared.runtime.process_copy import ProcessCopy
 from shared.runtime.projection import Reached
 
 COMPOSITION = (1, 1, 2, 4)
-PROMPT_BLOCKS, SHARED_BLOCKS, SIBLINGS = 256, 64, 16
+SIBLINGS = 16
 TOUCHED = 2_000
 
 Run = tuple[BlockId | None, tuple[BlockId, ...]]
+
+
+class Shape(NamedTuple):
+    """Blocks of a prompt, and how many of them its siblings share."""
+
+    prompt: int
+    shared: int
+
+
+LONG, BUSHY = Shape(256, 64), Shape(4, 2)
 
 
 class Bench:
@@ -74,12 +86,17 @@ class Bench:
             decider.evolve(self.state, self._facts.stored(fact, 0))
 
 
-def main(nodes: Annotated[int, typer.Option(min=10_000)] = 1_000_000, pool_nodes: int = 8) -> None:
+def main(
+    nodes: Annotated[int, typer.Option(min=10_000)] = 1_000_000,
+    pool_nodes: int = 8,
+    bushy: Annotated[bool, typer.Option(help="short branches, all asked for")] = False,
+) -> None:
     """Fill a trie and time it."""
     gc.disable()  # as after `gc.freeze`: a collection of millions of live objects finds nothing and takes seconds
     bench = Bench(pool_nodes)
     state, workers = bench.state, bench.workers
-    holdings = _holdings(workers, nodes)
+    shape = BUSHY if bushy else LONG
+    holdings = _holdings(workers, nodes, shape)
     idle_bytes = resident_bytes()
     # What a report carries is built and thrown away piece by piece: ids of the state are its own.
     parts, seconds, report_bytes = 0, 0.0, 0
@@ -90,6 +107,8 @@ def main(nodes: Annotated[int, typer.Option(min=10_000)] = 1_000_000, pool_nodes
         bench.tell(*reports)
         seconds += time.process_time() - began_s
         parts += len(reports)
+    if bushy:
+        _ask_for_everything(bench)
     found, used = len(state.trie.nodes), resident_bytes() - idle_bytes
     print(
         f"{found:,} nodes, {state.trie.copies:,} (worker, block): {used / 2**30:.2f} GiB, {used / found:.0f} bytes a node"
@@ -99,7 +118,22 @@ def main(nodes: Annotated[int, typer.Option(min=10_000)] = 1_000_000, pool_nodes
         f"{seconds / state.trie.copies * 1e9:.0f} ns a block"
     )
     _snapshot(state)
-    _timed(bench, holdings)
+    _timed(bench, holdings, shape)
+
+
+def _ask_for_everything(bench: Bench) -> None:
+    """Each prompt as often as chance wants before and after each of two scans, so that hardly two have the same statistics."""
+    chance, trie = Random(1), bench.state.trie
+    prompts = [each for each in trie.nodes.values() if not each.children]
+    for scan in (1, 2, 3):
+        for node in prompts:
+            times, missed_s = chance.randint(1, 9), chance.random()
+            for each in node.upwards():
+                trie.noticed(each)
+                trie.missed(each, 8, missed_s)
+                for _ in range(times):
+                    trie.accessed(each, 4)
+        trie.scanned(scan)
 
 
 def _snapshot(state: State) -> None:
@@ -126,7 +160,7 @@ def _snapshot(state: State) -> None:
     print(f"restart from it: {found:,} nodes in {seconds:.1f} s, {seconds / found * 1e9:.0f} ns a node")
 
 
-def _timed(bench: Bench, holdings: Callable[[WorkerId], Iterator[Run]]) -> None:
+def _timed(bench: Bench, holdings: Callable[[WorkerId], Iterator[Run]], shape: Shape) -> None:
     state, workers = bench.state, bench.workers
     chains = [_path(state, blocks[-1]) for _, blocks in list(holdings(workers[0]))[-200:]]
     _show("lookup of a prompt's path, any holder", lambda: [state.trie.matched(chain) for chain in chains], len(chains))
@@ -142,18 +176,18 @@ def _timed(bench: Bench, holdings: Callable[[WorkerId], Iterator[Run]]) -> None:
     for _ in range(60):
         bench.tell(scan)
     _show("a scan with nothing hot", lambda: decider.scan(state), 1)
-    _changes(bench, chains)
+    _changes(bench, chains, shape)
     began_s = time.process_time()
     gone = state.holders.index.clear(workers[0])
     state.trie.dropped(workers[0], gone)
     print(f"{'a worker lost, per block':44} {(time.process_time() - began_s) / len(gone) * 1e6:10.2f} µs")
 
 
-def _changes(bench: Bench, chains: list[list[BlockId]]) -> None:
+def _changes(bench: Bench, chains: list[list[BlockId]], shape: Shape) -> None:
     """What the worker had of its own in each prompt goes, and comes back."""
     worker, numbers = bench.workers[0], count(1)
-    chains = [each for each in chains if len(each) == PROMPT_BLOCKS]
-    tails = [chain[SHARED_BLOCKS:] for chain in chains]
+    chains = [each for each in chains if len(each) == shape.prompt]
+    tails = [chain[shape.shared :] for chain in chains]
     blocks = sum(map(len, tails))
     gone = [
         BlocksEvicted(
@@ -167,9 +201,9 @@ def _changes(bench: Bench, chains: list[list[BlockId]]) -> None:
             incarnation=1,
             number=next(numbers),
             cause="fetch",
-            first_depth=SHARED_BLOCKS,
+            first_depth=shape.shared,
             blocks=len(tail),
-            runs=(BlockRun(parent=chain[SHARED_BLOCKS - 1], block_ids=b"".join(tail)),),
+            runs=(BlockRun(parent=chain[shape.shared - 1], block_ids=b"".join(tail)),),
         )
         for chain, tail in zip(chains, tails, strict=True)
     ]
@@ -177,17 +211,17 @@ def _changes(bench: Bench, chains: list[list[BlockId]]) -> None:
     _show("blocks stored, per block", lambda: bench.tell(*back), blocks)
 
 
-def _holdings(workers: list[WorkerId], nodes: int) -> Callable[[WorkerId], Iterator[Run]]:
+def _holdings(workers: list[WorkerId], nodes: int, shape: Shape) -> Callable[[WorkerId], Iterator[Run]]:
     """What each worker holds, as runs: made anew whenever it is asked for, and always the same."""
-    own = SIBLINGS * (PROMPT_BLOCKS - SHARED_BLOCKS) + SHARED_BLOCKS
+    own = SIBLINGS * (shape.prompt - shape.shared) + shape.shared
     families = max(1, nodes // own // len(workers))
 
     def runs(of: int, family: int, part: int) -> Iterator[Run]:
         chance = Random(f"{of} {family}")
-        shared = tuple(BlockId(chance.randbytes(16)) for _ in range(SHARED_BLOCKS))
+        shared = tuple(BlockId(chance.randbytes(16)) for _ in range(shape.shared))
         yield None, shared
         for number in range(SIBLINGS):
-            rest = tuple(BlockId(chance.randbytes(16)) for _ in range(PROMPT_BLOCKS - SHARED_BLOCKS))
+            rest = tuple(BlockId(chance.randbytes(16)) for _ in range(shape.prompt - shape.shared))
             if number % part == 0:
                 yield shared[-1], rest
 

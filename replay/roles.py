@@ -55,8 +55,7 @@ Decisions = Sequence[EventData]
 def _control(state: controller.State, stored: Stored) -> Decisions:
     match stored.data:
         case LeadershipTaken() as data:
-            began = (data.first_seq, data.kept_events)
-            return [controller.take_leadership(state, data.leader, data.term, *began, resumes=data.resumes)]
+            return [controller.take_leadership(state, data.leader, data.term, data.first_seq, data.kept_events)]
         case WindowClosed() as data:
             if state.seen_seq != data.to_seq or state.windows.started_ns is None:
                 return []
@@ -173,8 +172,8 @@ class _Scans:
         self._of: tuple[cachemgr.State | None, int] = None, 0
         self._decisions: Decisions = ()
 
-    def on(self, state: cachemgr.State) -> Decisions:
-        self._of, self._decisions = (state, state.seen_seq), cachemgr.scan(state)
+    def on(self, state: cachemgr.State, rules: int) -> Decisions:
+        self._of, self._decisions = (state, state.seen_seq), cachemgr.scan(state, rules)
         return self._decisions
 
     def last_on(self, state: cachemgr.State) -> Decisions:
@@ -191,7 +190,7 @@ def _cache(state: cachemgr.State, stored: Stored) -> Decisions:
             began = cachemgr.Began(data.first_seq, data.kept_events, Coefficients.model_validate(data.coefficients))
             return [cachemgr.take_leadership(state, data.leader, data.term, began)]
         case CacheScanCompleted() as data:
-            return _SCANS.on(state) if state.seen_seq == data.to_seq else []
+            return _SCANS.on(state, data.rules) if state.seen_seq == data.to_seq else []
         case PlacementReconciled():
             return cachemgr.reconcile_placements(state)
         case ReplicationRequested() | ReclamationRequested():
@@ -206,7 +205,7 @@ def _cache(state: cachemgr.State, stored: Stored) -> Decisions:
 
 def _cache_manager(begun: Beginning) -> cachemgr.State | None:
     coefficients = begun.cost_model()
-    return cachemgr.initial(coefficients) if coefficients else None
+    return cachemgr.initial(coefficients, derives=True) if coefficients else None
 
 
 def _deciding(derive: Any, *types: type[EventData]) -> dict[type[EventData], Any]:

@@ -1,4 +1,4 @@
-"""What a scan asks for: copies and reclamations, out of Algorithm 2's candidates (paper, section 4.4) or by regret. Pure.
+"""Which copies a scan asks for, out of Algorithm 2's candidates (paper, section 4.4) or by regret. Pure.
 
 A node of this trie is one block, and a candidate's ancestors are mostly candidates too. So an operation is a path: the deepest
 candidate z stands for those above it, its copy is what its destination lacks of the path root → z (the *footprint*), and at
@@ -6,17 +6,17 @@ most one operation for a path and degree is under way.
 
     inter     nobody at degree C has z:  missed seconds on the copied path / footprint, falling
     intra     C has too few copies:      access / copies, falling; within 10 % the smaller copy first
-    reclaim   C has too many copies:     access / copies, rising; only where nothing below z is held
 
     destination   degree C, schedulable, without z, with room: the longest held part of the path, then the least load
     source        holders of z by load; for intra those first that are below the 25th percentile of degree C's loads
-    reclaimed     at the holder with the fullest cache
+
+What is given up, `reclaiming.py` says. A source has the destination's engine: others' memory it could not read.
 
 What has failed for a block at a worker is not asked for there during the next `REST_SCANS` scans, and what its engine cannot
 do is not asked for at all.
 
 Ties go to the lower id, so every process that folds the log chooses alike. Under `regret` the destination is the degree's
-least loaded worker, a missing block weighing `MISSING_US`, and reclamation needs a full cache, a second copy and a cold minute.
+least loaded worker, a missing block weighing `MISSING_US`.
 A copy that its destination would have to compute is not asked for unless more than its prefill was lost.
 """
 
@@ -25,34 +25,24 @@ from itertools import islice
 from typing import Literal
 
 from services.cachemgr.node import Candidate
-from services.cachemgr.reclamation import Excess
-from services.cachemgr.replication import Wish
+from services.cachemgr.replication import OPEN_MAX, Wish
 from services.cachemgr.trie import Trie
-from services.cachemgr.view import Destination, View
+from services.cachemgr.view import FIRST, Destination, View
 from shared.contracts.copy_commands import COPY_BLOCKS_MAX
 from shared.contracts.ids import BlockId
 from shared.model.cost import US_PER_S
 
 Kind = Literal["inter", "intra"]
 
-OPEN_MAX = 64
-"""Copies, and reclamations, under way in the pool. More would wait at the agents, which take in a few at a time."""
-
 SOURCES_MAX = 3
 QUIET_SHARE = 0.25
 NEARLY = 0.9
 """Scores within 10 % count as equal."""
 
-LOOK_PER_OPERATION = 16
-"""Cold tips looked at for each reclamation that may be chosen."""
-
 SEEN_MIN = 3.0
 MISSING_US = 100_000
 RELIEF = 0.5
 """What is left of a path's regret when a copy of it is asked for."""
-
-PRESSURE_MIN = 0.9
-COLD_S = 60.0
 
 
 def copies(view: View, scan: int) -> list[Wish]:
@@ -70,39 +60,6 @@ def copies(view: View, scan: int) -> list[Wish]:
             inter, intra, _ = view.trie.candidates()
             found = [*_first_copies(view, inter, limit), *_more_copies(view, intra, limit)]
     return [wish._replace(operation=f"copy-{scan}-{number}") for number, wish in enumerate(found[:room], start=1)]
-
-
-def reclamations(view: View, scan: int, chosen: Iterable[Wish]) -> list[Excess]:
-    """The replicas to give up; none of a worker that a copy under way, or one of `chosen`, reads from."""
-    if view.parameters.cache_policy == "lru" or view.parameters.frozen:
-        return []
-    limit = min(view.parameters.cache_operations_max, OPEN_MAX - len(view.operations.reclaiming))
-    paper = view.parameters.cache_policy == "paper"
-    quiet_scans = COLD_S / view.parameters.scan_every_s
-    lending = {source for each in view.operations.open.values() for source in each.asked.sources}
-    lending.update(source for wish in chosen for source in wish.sources)
-    busy = {(each.asked.z, each.asked.worker) for each in view.operations.reclaiming.values()}
-    busy |= view.operations.resting.keys()
-    found: list[Excess] = []
-    cold = view.trie.coldest(max(limit, 0) * LOOK_PER_OPERATION, spare=not paper)
-    for candidate in sorted(cold, key=lambda each: (each.score, each.node.block)):
-        if not paper and view.trie.scan - candidate.node.stamp < quiet_scans:
-            continue
-        holding = view.holders.index.holders(candidate.node.block)
-        workers = [
-            each
-            for each in view.of_degree(candidate.degree)
-            if each.id in holding and each.id not in lending and view.evicts(each)
-        ]
-        fullest = max(workers, key=lambda each: (view.pressure(each), each.id), default=None)
-        if fullest is None or (candidate.node.block, fullest.id) in busy:
-            continue
-        if paper or view.pressure(fullest) >= PRESSURE_MIN:
-            operation = f"reclaim-{scan}-{len(found) + 1}"
-            found.append(Excess(operation, candidate.node.block, fullest.id, candidate.score))
-        if len(found) == limit:
-            break
-    return found
 
 
 # --- Algorithm 2
@@ -198,9 +155,12 @@ def _destination(view: View, candidate: Candidate, missing_us: int | None = None
     """`missing_us` is what a missing block weighs against what waits there; None lets the blocks decide first."""
     path = candidate.node.path
     matched = view.holders.matched(path)
+    engines = set(map(view.engine, view.holders.index.holders(candidate.node.block)))
     found = []
     for worker in view.of_degree(candidate.degree):
         if (candidate.node.block, worker.id) in view.operations.resting:
+            continue
+        if view.rules != FIRST and view.engine(worker.id) not in engines:
             continue
         missing = len(path) - matched.get(worker.id, 0)
         if 0 < missing <= min(view.room(worker), COPY_BLOCKS_MAX):
@@ -222,7 +182,7 @@ def _wish_with_room(
 
 
 def _wish(view: View, candidate: Candidate, kind: Kind, place: Destination, score: float) -> Wish:
-    holding = view.holders.index.holders(candidate.node.block)
+    holding = view.can_lend(candidate.node.block, place.worker)
     if kind == "inter":
         sources = sorted(view.load(worker) for worker in holding)
     else:

@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services.cachemgr import choosing, demand, reclamation, regret, replication
+from services.cachemgr import choosing, demand, reclaiming, reclamation, regret, replication
+from services.cachemgr.first_rules import FirstRules
+from services.cachemgr.first_tips import FirstTips
+from services.cachemgr.reclaiming import PresentRules
 from services.cachemgr.reconciliation import Known, reconcile
 from services.cachemgr.replication import Operations
 from services.cachemgr.trie import Trie
-from services.cachemgr.view import View
+from services.cachemgr.view import FIRST, PRESENT, View
 from shared.contracts.copy_commands import Copy, Evict
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
@@ -83,10 +86,10 @@ class Began(NamedTuple):
     coefficients: Coefficients
 
 
-def initial(coefficients: Coefficients) -> State:
-    """Before the first event."""
+def initial(coefficients: Coefficients, *, derives: bool = False) -> State:
+    """Before the first event. `derives`: decisions of any version are to be made again, and not only those of today."""
     parameters = Parameters()
-    trie = Trie(parameters)
+    trie = Trie(parameters, FirstTips() if derives else None)
     return State(coefficients, trie, Holders(watcher=trie), parameters)
 
 
@@ -147,9 +150,11 @@ def take_leadership(state: State, leader: str, lease_term: int, began: Began | N
     )
 
 
-def scan(state: State) -> list[EventData]:
+def scan(state: State, rules: int = PRESENT) -> list[EventData]:
     """`cache-scan-completed`: how many candidates each list of Algorithm 2 has now, and the copies and reclamations chosen
     from them, which follow it.
+
+    `rules` are those of the scan's version: of those before today's, `initial` has to know.
 
     A scan that would find a trie in which nothing has happened and no demand is left would say and change nothing; it is not
     recorded, or an idle pool would write 86,400 of them a day.
@@ -159,14 +164,22 @@ def scan(state: State) -> list[EventData]:
     inter, intra, reclaimable = state.trie.candidates()
     number = state.trie.scan + 1
     view = View(
-        state.trie, state.holders, state.pool, state.backlog, state.operations, state.parameters, state.coefficients
+        state.trie,
+        state.holders,
+        state.pool,
+        state.backlog,
+        state.operations,
+        state.parameters,
+        state.coefficients,
+        rules,
     )
-    chosen: list[ReplicationRequested | ReclamationRequested] = []
-    wishes = choosing.copies(view, number)
-    for wish in wishes:
-        chosen += replication.request(state.operations, state.trie, state.holders, state.pool, wish)
-    for excess in choosing.reclamations(view, number, wishes):
-        chosen += reclamation.request(state.operations, state.trie, state.holders, state.parameters, excess)
+    copies: list[ReplicationRequested] = []
+    for wish in choosing.copies(view, number):
+        copies += replication.request(state.operations, state.trie, state.holders, state.pool, wish)
+    chosen: list[ReplicationRequested | ReclamationRequested] = [*copies]
+    may_go = FirstRules(view, copies) if rules == FIRST else PresentRules(view, copies)
+    for excess in reclaiming.reclamations(view, number, may_go):
+        chosen += reclamation.request(state.operations, state.holders, excess)
     return [
         CacheScanCompleted(
             scan=number,
@@ -177,6 +190,7 @@ def scan(state: State) -> list[EventData]:
             intra_candidates=len(intra),
             reclaim_candidates=reclaimable,
             chosen=tuple(each.operation for each in chosen),
+            rules=rules,
         ),
         *chosen,
     ]
@@ -187,8 +201,8 @@ def settle(state: State, now_ns: int, told: Mapping[str, str]) -> list[EventData
     settled: list[EventData] = []
     for name, copy in state.operations.open.items():
         settled += replication.settle(copy, state.pool, now_ns, told.get(name))
-    for name, reclaiming in state.operations.reclaiming.items():
-        settled += reclamation.settle(reclaiming, now_ns, told.get(name))
+    for name, going in state.operations.reclaiming.items():
+        settled += reclamation.settle(going, now_ns, told.get(name))
     return settled
 
 

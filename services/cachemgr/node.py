@@ -49,16 +49,17 @@ class Statistics:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One block; there are millions, so what most of them do not need is elsewhere. `held_below` counts the children that
-    somebody holds, `born` is the scan of its planting, `statistics` are None until something is asked for."""
+    """One block; there are millions, so what most of them do not need is elsewhere. `ends` counts, as
+    `replicas` do, the workers that hold it and nothing below it; `born` is the scan of its planting; `statistics` are None
+    until something is asked for."""
 
     block: BlockId
     parent: "Node | None"
     depth: int
     born: int
     children: int = 0
-    held_below: int = 0
     replicas: Replicas = NOWHERE
+    ends: Replicas = NOWHERE
     statistics: Statistics | None = None
 
     @property

@@ -3,21 +3,18 @@
     reclamation-requested ──evict to the agent──▶ blocks-evicted ──▶ replica-reclaimed
                           ──in use, limit passed──▶ reclamation-failed
 
-What is reclaimed is z and, above it, whatever is as cold and holds nothing else: children go before parents, and the agent
-keeps what is in use or has descendants that stay.
+Which, `reclaiming.py` chooses. Children go before parents, and the agent keeps what is in use or has descendants that stay.
 """
 
 from typing import NamedTuple
 
-from services.cachemgr.node import INDEX, Node
 from services.cachemgr.replication import Operations, Reclaiming
 from services.cachemgr.trie import Trie
-from shared.contracts.copy_commands import COPY_BLOCKS_MAX, Evict
+from shared.contracts.copy_commands import Evict
 from shared.contracts.envelope import EventData
 from shared.contracts.events import ReclamationFailed, ReclamationRequested, ReplicaReclaimed
 from shared.contracts.ids import BlockId, WorkerId
 from shared.model.holders import Holders
-from shared.model.parameters import Parameters
 
 RECLAIM_S_MAX = 5.0
 """An eviction is bookkeeping, so an agent that has not done it by then does not answer."""
@@ -26,20 +23,18 @@ TOO_LONG = f"took longer than {RECLAIM_S_MAX:g} s"
 
 
 class Excess(NamedTuple):
-    """A replica that is not worth its room. `operation` is an id that nobody has used."""
+    """A replica that is not worth its room: `blocks` of the path up from z. `operation` is an id that nobody has used."""
 
     operation: str
     z: BlockId
     worker: WorkerId
+    blocks: int
     score: float
 
 
-def request(
-    operations: Operations, trie: Trie, holders: Holders, parameters: Parameters, excess: Excess
-) -> list[ReclamationRequested]:
+def request(operations: Operations, holders: Holders, excess: Excess) -> list[ReclamationRequested]:
     """`reclamation-requested`, or [] if it is under way or done."""
-    node = trie.nodes.get(excess.z)
-    if node is None or excess.operation in operations.reclaiming or not holders.index.holds(excess.worker, excess.z):
+    if excess.operation in operations.reclaiming or not holders.index.holds(excess.worker, excess.z):
         return []
     if any((each.asked.z, each.asked.worker) == (excess.z, excess.worker) for each in operations.reclaiming.values()):
         return []
@@ -48,24 +43,10 @@ def request(
             operation=excess.operation,
             z=excess.z,
             worker=excess.worker,
-            blocks=len(_cold_path(trie, holders, parameters, node, excess.worker)),
+            blocks=excess.blocks,
             score=excess.score,
         )
     ]
-
-
-def _cold_path(trie: Trie, holders: Holders, parameters: Parameters, node: Node, worker: WorkerId) -> list[BlockId]:
-    """z, and its ancestors as far as each is as little wanted at this degree and holds up nothing else."""
-    index = INDEX[trie.degrees[worker]]
-    blocks: list[BlockId] = []
-    for each in node.upwards():
-        wanted = trie.demand(each).access[index] >= each.replicas[index] * parameters.theta_reclaim
-        if blocks and (wanted or each.held_below > 1 or len(blocks) == COPY_BLOCKS_MAX):
-            break
-        if not holders.index.holds(worker, each.block):
-            break
-        blocks.append(each.block)
-    return blocks
 
 
 def order(reclaiming: Reclaiming, trie: Trie, term: int) -> Evict | None:

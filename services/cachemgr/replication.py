@@ -43,6 +43,9 @@ COPY_S_MAX = 10.0
 DESTINATION_LOST = "destination-lost"
 TOO_LONG = f"took longer than {COPY_S_MAX:g} s"
 
+OPEN_MAX = 64
+"""Copies, and reclamations, under way in the pool. More would wait at the agents, which take in a few at a time."""
+
 REST_SCANS = 30
 """What fails would fail again at once, and demand for it is still there: without a rest each scan asked for it."""
 

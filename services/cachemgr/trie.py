@@ -10,7 +10,7 @@ tree, how many workers of each degree have a node, and two statistics per degree
     them or a scan, which walks only them, finds them cold. All else that has a replica is reclaimable: a known number.
 3.  Reading never changes what is stored, so every process that folds the log has the same bits.
 4.  A node without holders stays, for its demand may return, but only `HOLDERLESS_MAX` of them, oldest out first.
-5.  Only a held node below which nothing is held anywhere can be reclaimed (`tips.py`).
+5.  Only where a worker holds nothing below a node can the node be reclaimed (`tips.py`).
 
 Under the policy `regret` the same store holds another statistic in place of the marginal benefit: `missed` is the routing
 cost lost for want of the node (`regret.py`), and `seen` counts requests whose prompt has it.
@@ -20,6 +20,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
 
+from services.cachemgr.first_tips import FirstTips
 from services.cachemgr.node import (
     COLD,
     INDEX,
@@ -52,51 +53,57 @@ RECENT_MAX = 20_000
 class Trie:
     """A `holders.Watcher`. Calls come from one fold."""
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, parameters: Parameters, first_tips: FirstTips | None = None) -> None:
         self.nodes: dict[BlockId, Node] = {}
         self.degrees: dict[WorkerId, int] = {}
         self.scan = 0
         self.copies = 0
         """How many (worker, block) there are."""
-        self._limits = limits_of(parameters)
+        self.limits = limits_of(parameters)
         self._pairs = 0
         self._ceiling = 0.0
         self._hot: dict[BlockId, Node] = {}
         self._holderless: OrderedDict[BlockId, Node] = OrderedDict()
         self._recent: OrderedDict[BlockId, Node] = OrderedDict()
-        self._tips = Tips()
+        self.tips = Tips()
+        self.first_tips = first_tips
+        """For decisions of before; see there."""
 
     # --- holders
 
     def held(self, worker: WorkerId, parent: BlockId | None, blocks: Sequence[BlockId]) -> None:
         """A worker of a known degree holds more blocks, each the parent of the next."""
         index = INDEX[self.degrees[worker]]
-        above = self.nodes[parent] if parent is not None else None
+        above = top = self.nodes[parent] if parent is not None else None
         for at, block in enumerate(blocks):
             node = self.nodes.get(block)
             if node is None or not any(node.replicas):
-                self._first_held(index, above, blocks[at:])
+                above = self._first_held(index, above, blocks[at:])
                 break
             self._pairs += not node.replicas[index]
             node.replicas = with_more(node.replicas, index, 1)
             if node.replicas[index] > 1:
-                self._tips.recounted(node)
+                self._recounted(node)
             above = node
+        if above is not None and above is not top:
+            self.tips.held(worker, index, top, above)
         self.copies += len(blocks)
 
     def dropped(self, worker: WorkerId, blocks: Sequence[BlockId]) -> None:
         """A worker holds these blocks no longer. Call `trim` after the last ones."""
         index = INDEX[self.degrees[worker]]
-        for block in blocks:
-            node = self.nodes[block]
+        lost = [self.nodes[block] for block in blocks]
+        for node in lost:
             node.replicas = with_more(node.replicas, index, -1)
             self._pairs -= not node.replicas[index]
             if node.replicas[index] == 1:
-                self._tips.recounted(node)
+                self._recounted(node)
             if not any(node.replicas):
-                self._holderless[block] = node
-                self._no_holder(node)
-        self.copies -= len(blocks)
+                self._holderless[node.block] = node
+                if self.first_tips is not None:
+                    self.first_tips.no_holder(node)
+        self.tips.dropped(worker, index, lost)
+        self.copies -= len(lost)
 
     def trim(self) -> None:
         """Forget the oldest nodes without holders beyond the bound: leaves, as children lose their last holder first."""
@@ -114,13 +121,13 @@ class Trie:
         """A request reused the node at a degree-C worker."""
         access = self._settled(node).access
         access[INDEX[degree]] = value = access[INDEX[degree]] + 1.0
-        self._demanded(node, value, value >= self._limits.reclaim)
+        self._demanded(node, value, value >= self.limits.reclaim)
 
     def missed(self, node: Node, degree: int, benefit_s: float) -> None:
         """A request would have saved `benefit_s` at degree C, where nobody has the node."""
         missed = self._settled(node).missed
         missed[INDEX[degree]] = value = missed[INDEX[degree]] + benefit_s
-        self._demanded(node, value, value > self._limits.inter)
+        self._demanded(node, value, value > self.limits.inter)
 
     def noticed(self, node: Node) -> None:
         """A request's prompt has the node, whether or not it could be reused."""
@@ -134,7 +141,7 @@ class Trie:
         if node.statistics is not None:
             statistics = self._settled(node)
             statistics.missed[INDEX[degree]] *= share
-            if not statistics.is_hot(1.0, self._limits):  # as of this scan nothing has faded
+            if not statistics.is_hot(1.0, self.limits):  # as of this scan nothing has faded
                 self._hot.pop(node.block, None)
 
     def demand(self, node: Node) -> Demand:
@@ -165,7 +172,7 @@ class Trie:
 
     def candidates(self) -> Candidates:
         """Algorithm 2's lists now, in no order."""
-        inter, intra, kept, limits = [], [], 0, self._limits
+        inter, intra, kept, limits = [], [], 0, self.limits
         for node, told, factor in self._faded(self._hot):
             for degree, replicas, access, missed in zip(DEGREES, node.replicas, told.access, told.missed, strict=True):
                 if replicas:
@@ -183,17 +190,8 @@ class Trie:
             if told.seen * factor < seen_min:
                 continue
             for degree, replicas, missed in zip(DEGREES, node.replicas, told.missed, strict=True):
-                if missed * factor > self._limits.inter:
+                if missed * factor > self.limits.inter:
                     found.append(Candidate(node, degree, replicas, missed * factor))
-        return found
-
-    def coldest(self, limit: int, *, spare: bool = False) -> list[Candidate]:
-        """Reclaimable pairs (z, C) of the `limit` tips asked for or held longest ago, in that order; `spare`: held twice."""
-        found = []
-        for node in self._tips.oldest(limit, spare=spare):
-            for degree, replicas, access in zip(DEGREES, node.replicas, self.demand(node).access, strict=True):
-                if replicas > spare and access < replicas * self._limits.reclaim:
-                    found.append(Candidate(node, degree, replicas, access / replicas))
         return found
 
     def hottest(self, limit: int) -> list[tuple[Node, Demand]]:
@@ -207,23 +205,23 @@ class Trie:
         """Scan number `scan` is over: statistics decay, and nodes cool."""
         # Where scans were dropped from the log it jumps, but never back.
         self.scan = max(scan, self.scan + 1)
-        self._ceiling *= self._limits.decay
+        self._ceiling *= self.limits.decay
         self._hot = self._hot_among(self._hot)
 
     def retune(self, parameters: Parameters) -> None:
         """Other thresholds or another decay hold from here on. The one walk over all nodes; operators are rare."""
         for node in [each for each in self.nodes.values() if each.statistics is not None]:
             self._settled(node)
-        self._limits = limits_of(parameters)
+        self.limits = limits_of(parameters)
         self._hot = self._hot_among(self.nodes)
 
     # --- inside
 
-    def _first_held(self, index: int, above: Node | None, blocks: Sequence[BlockId]) -> None:
-        """Nobody held these blocks, each the parent of the next, nor what is below them; the first is a child of `above`."""
-        if above is not None:
-            self._tips.remove(above)
+    def _first_held(self, index: int, above: Node | None, blocks: Sequence[BlockId]) -> Node | None:
+        """Nobody held these blocks, each the parent of the next, nor what is below them; the first is a child of `above`.
+        Returns the last one's node."""
         replicas = with_more(NOWHERE, index, 1)
+        first_tips, top = self.first_tips, above
         for block in blocks:
             known = self.nodes.get(block)
             node = self.nodes[block] = known or Node(block, above, above.depth + 1 if above else 0, self.scan)
@@ -231,20 +229,19 @@ class Trie:
             node.replicas = replicas
             if above is not None:
                 above.children += known is None
-                above.held_below += 1
             above = node
         self._pairs += len(blocks)
-        self._tips.add(node)
+        if first_tips is not None and above is not None:
+            first_tips.first_held(top, above)
+        return above
 
-    def _no_holder(self, node: Node) -> None:
-        self._tips.remove(node)
-        if node.parent is not None:
-            node.parent.held_below -= 1
-            if not node.parent.held_below and any(node.parent.replicas):
-                self._tips.add(node.parent)
+    def _recounted(self, node: Node) -> None:
+        self.tips.recounted(node)
+        if self.first_tips is not None:
+            self.first_tips.recounted(node)
 
     def _factor(self, statistics: Statistics) -> float:
-        return power(self._limits.decay, self.scan - statistics.stamp)
+        return power(self.limits.decay, self.scan - statistics.stamp)
 
     def _settled(self, node: Node) -> Statistics:
         """The node's statistics as of this scan, so that something can be added."""
@@ -258,7 +255,9 @@ class Trie:
         self._ceiling = max(self._ceiling, value)
         if makes_hot:
             self._hot[node.block] = node
-        self._tips.demanded(node)
+        self.tips.demanded(node)
+        if self.first_tips is not None:
+            self.first_tips.demanded(node)
         self._recent[node.block] = node
         self._recent.move_to_end(node.block)
         if len(self._recent) > RECENT_MAX:
@@ -266,11 +265,11 @@ class Trie:
 
     def _faded(self, nodes: Mapping[BlockId, Node]) -> Iterator[tuple[Node, Statistics, float]]:
         """Those that were asked for, with what their statistics have faded by since."""
-        factors = Factors(self._limits.decay, self.scan)
+        factors = Factors(self.limits.decay, self.scan)
         return ((node, told, factors[told.stamp]) for node in nodes.values() if (told := node.statistics) is not None)
 
     def _hot_among(self, nodes: Mapping[BlockId, Node]) -> dict[BlockId, Node]:
-        return {node.block: node for node, told, factor in self._faded(nodes) if told.is_hot(factor, self._limits)}
+        return {node.block: node for node, told, factor in self._faded(nodes) if told.is_hot(factor, self.limits)}
 
     # --- self-check
 
@@ -286,10 +285,9 @@ class Trie:
             assert (block in self._holderless) != any(copies), f"{block.hex()}: holderless or not?"
             assert max(map(max, self.demand(node))) <= self._ceiling * (1 + 1e-9), f"{block.hex()}: above the ceiling"
         assert self._hot == self._hot_among(self.nodes), "hot or not?"
-        held_below = Counter(n.parent.block for n in self.nodes.values() if n.parent is not None and any(n.replicas))
-        tips = {block for block, node in self.nodes.items() if any(node.replicas) and not held_below[block]}
-        assert all(node.held_below == held_below[block] for block, node in self.nodes.items()), "held children"
-        self._tips.check(tips)
+        self.tips.check(holders, self.degrees, self.nodes)
+        if self.first_tips is not None:
+            self.first_tips.check(self.nodes)
         children = Counter(node.parent.block for node in self.nodes.values() if node.parent is not None)
         assert all(node.children == children[block] for block, node in self.nodes.items()), "children are miscounted"
         for index in (self._hot, self._holderless, self._recent):

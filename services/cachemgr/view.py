@@ -6,12 +6,15 @@ from typing import NamedTuple
 
 from services.cachemgr.replication import Operations, computes_copies
 from services.cachemgr.trie import Trie
-from shared.contracts.ids import WorkerId
+from shared.contracts.ids import BlockId, WorkerId, node_of
 from shared.model.backlog import Backlog
 from shared.model.cost import Coefficients
 from shared.model.holders import Holders
 from shared.model.parameters import Parameters
 from shared.model.pool import Pool, Worker
+
+FIRST, PRESENT = 1, 2
+"""The rules of scans that do not say theirs, and those of today."""
 
 
 class Load(NamedTuple):
@@ -32,7 +35,8 @@ class Destination(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a choice looks at. `promised` are the blocks that it has chosen to copy, by destination."""
+    """What a choice looks at, and by which `rules` (`CacheScanCompleted.rules`). `promised` are the blocks that it has chosen
+    to copy, by destination."""
 
     trie: Trie
     holders: Holders
@@ -41,6 +45,7 @@ class View:
     operations: Operations
     parameters: Parameters
     coefficients: Coefficients
+    rules: int
     promised: Counter[WorkerId] = field(default_factory=Counter)
 
     def copy_us(self, place: Destination, path_blocks: int) -> int:
@@ -78,6 +83,23 @@ class View:
     def pressure(self, worker: Worker) -> float:
         """How full its cache is."""
         return self.holders.index.counts.get(worker.id, 0) / self.capacity(worker)
+
+    def can_lend(self, block: BlockId, reader: Worker) -> list[WorkerId]:
+        """The holders of a block that have the reader's engine: what another kind lends it could not read."""
+        holders = self.holders.index.holders(block)
+        if self.rules == FIRST:
+            return holders
+        return [each for each in holders if self.engine(each) == self.engine(reader.id)]
+
+    def engine(self, worker: WorkerId) -> str | None:
+        """What runs there; None for a worker of a node that is not known."""
+        node = self.pool.nodes.get(node_of(worker))
+        return node.spec.engine if node is not None and node.spec is not None else None
+
+    def holding(self, block: BlockId, degree: int) -> list[Worker]:
+        """The workers of a degree that have a block, and may be asked something."""
+        holders = map(self.pool.workers.get, self.holders.index.holders(block))
+        return [each for each in holders if each is not None and each.degree == degree and self.pool.schedulable(each)]
 
     def of_degree(self, degree: int) -> list[Worker]:
         """The workers that may be given something."""

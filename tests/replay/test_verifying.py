@@ -13,8 +13,9 @@ from replay.beginnings import Beginning, Past, registration
 from replay.findings import RECORDED_INPUTS, Findings
 from replay.routers import DROPPED
 from replay.verifying import EVERYTHING, LogVerifier, Span
-from services.cachemgr import choosing, reclamation, trie
+from services.cachemgr import choosing, trie
 from services.cachemgr import decider as cachemgr
+from services.cachemgr.reclaiming import PresentRules
 from services.controller import decider as controller
 from services.controller import windows
 from services.router import assigning, in_flight, lines, loads, loops, outlook, placement, rate, roster
@@ -32,7 +33,7 @@ from shared.contracts.events import (
 )
 from shared.contracts.ids import NodeId
 from shared.model import holders as holders_model
-from shared.model.calibration import Calibration, Link
+from shared.model.calibration import Calibration
 from shared.model.holders import Holders
 from tests.replay.lagging_world import World
 
@@ -242,6 +243,20 @@ def test_a_record_whose_digests_are_over_text_is_verified() -> None:
     assert found.checked["request-assigned"] > 20
 
 
+def test_a_record_whose_scans_gave_up_tips_alone_is_verified() -> None:
+    """As managers decided before `CacheScanCompleted.rules` 2."""
+    with pytest.MonkeyPatch.context() as older:
+        older.setattr(cachemgr, "initial", partial(cachemgr.initial, derives=True))
+        older.setattr(cachemgr, "scan", partial(cachemgr.scan, rules=1))
+        world = World(2)
+        world.run(1_200)
+    assert {each.data.rules for each in world.log if isinstance(each.data, CacheScanCompleted)} == {1}
+    world.run(200)
+    found = verified(world.log)
+    assert found.clean, found.differences[0]
+    assert found.checked["reclamation-requested"]
+
+
 def forgets_redirections(evolve: Callable[..., None]) -> Callable[..., None]:
     def folded(state: loads.Loads, stored: Stored, chains: Any) -> None:
         if stored.event.type != "prefill-aborted":
@@ -319,9 +334,9 @@ FAULTS: dict[str, tuple[Any, str, Wrap]] = {
         lambda real: lambda *asked: real(*asked)._replace(score=1_000.0),
     ),
     "what is warm is reclaimed": (
-        reclamation,
-        "_cold_path",
-        lambda real: lambda *asked: [*real(*asked), b""],
+        PresentRules,
+        "take",
+        lambda real: lambda *asked: real(*asked) + 1,
     ),
     "demand decays twice as fast": (trie, "power", lambda real: lambda decay, scans: real(decay, 2 * scans)),
     "a change of parameters skips a version": (
@@ -341,7 +356,7 @@ FAULTS_OF_OURS: dict[str, tuple[Any, str, Wrap]] = {
         "costs",
         forgives_delays,
     ),
-    "a fetch takes no time": (Link, "fetch_us", lambda real: lambda self, size: 0),
+    "a fetch takes no time": (Calibration, "fetch_us", lambda real: lambda self, source, size, rate: 0),
     "a source serves any number": (outlook, "FETCHES_PER_SOURCE_MAX", lambda real: 1_000),
     "a second's wait is long": (lines, "WAIT_NS_MAX", lambda real: 10**9),
     "second attempts are new work": (

@@ -112,7 +112,8 @@ class ReclamationFailed(EventData):
 
 @event("cache-scan-completed", channel=Channel.CACHE_CONTROL, senders=("cachemgr",))
 class CacheScanCompleted(EventData):
-    """One pass of Algorithm 2: how many candidates each list had and what was chosen, plus the size of the trie."""
+    """One pass of Algorithm 2: how many candidates each list had and what was chosen, plus the size of the trie. `rules` is the
+    version by which: 1 gave up only what nobody at all held anything below, and copied from any engine."""
 
     scan: int = Field(ge=1)
     to_seq: int
@@ -122,3 +123,4 @@ class CacheScanCompleted(EventData):
     intra_candidates: int
     reclaim_candidates: int
     chosen: tuple[str, ...] = ()
+    rules: int = 1

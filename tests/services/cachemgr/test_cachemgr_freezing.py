@@ -47,7 +47,7 @@ def a_life(seed: int, steps: int) -> list[Stored]:
 def orders(state: decider.State) -> list[list[object]]:
     """What the fold goes through in its order."""
     nodes = state.trie
-    return [list(each) for each in (nodes.nodes, nodes._hot, nodes._holderless, nodes._tips._all, nodes._tips._spare)]
+    return [list(each) for each in (nodes.nodes, nodes._hot, nodes._holderless, nodes.tips._all, nodes.tips._spare)]
 
 
 @pytest.mark.parametrize("seed", [1, 2])

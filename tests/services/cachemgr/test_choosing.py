@@ -1,72 +1,39 @@
 """What a scan asks for, by hand. n0 has workers of degree 1, 1 and 2, n1 and n2 one of degree 4. Blocks have 100 tokens."""
 
 import pytest
-from cache_world import CacheStory, block
+from cache_world import (
+    FOUR,
+    ONE,
+    OTHER_FOUR,
+    TWO,
+    CacheStory,
+    block,
+    changes,
+    copies,
+    misses,
+    paper_pool,
+    reclaims,
+    reuses,
+)
 
 from services.cachemgr.decider import scan, settle
-from services.cachemgr.reclamation import RECLAIM_S_MAX, order
 from services.cachemgr.regret import regret
 from services.cachemgr.replication import REST_SCANS
-from shared.contracts.copy_commands import Evict
 from shared.contracts.events import (
-    BlockRun,
-    BlocksEvicted,
-    CacheReported,
     CacheScanCompleted,
     Cordoned,
     Frozen,
     NodeRegistered,
-    ParametersChanged,
     PricedCandidate,
-    ReclamationFailed,
-    ReclamationRequested,
-    ReplicaReclaimed,
     ReplicationRequested,
 )
 from shared.contracts.ids import NodeId, WorkerId, node_of
-from tests.support.story import assigned, completed, prefilled, serving
-
-ONE, OTHER_ONE, TWO = (WorkerId(f"n0/1/{rank}") for rank in (0, 1, 2))
-FOUR, OTHER_FOUR = WorkerId("n1/1/0"), WorkerId("n2/1/0")
+from tests.support.story import assigned, completed, serving
 
 
 @pytest.fixture
 def story() -> CacheStory:
-    told = CacheStory()
-    told.tell(*serving("n0", (1, 1, 2)), *serving("n1", (4,)), *serving("n2", (4,)))
-    told.tell(changes("paper"))
-    return told
-
-
-def changes(policy: str, version: int = 1, **more: float) -> ParametersChanged:
-    return ParametersChanged(
-        parameters_version=version, changes={"cache_policy": policy, **more}, asked_by="ann", reason=""
-    )
-
-
-def copies(story: CacheStory) -> list[ReplicationRequested]:
-    return [each for each in scan(story.state) if isinstance(each, ReplicationRequested)]
-
-
-def reclaims(story: CacheStory) -> list[ReclamationRequested]:
-    return [each for each in scan(story.state) if isinstance(each, ReclamationRequested)]
-
-
-def misses(story: CacheStory, request: str, names: str, degree: int, worker: str = ONE) -> None:
-    """A request for a prompt of these blocks would rather go to `degree`; it was served elsewhere and is over."""
-    tokens = 100 * len(names.split()) + 50
-    story.receives(request, names, tokens)
-    story.tell(assigned(request, worker, tokens, preferred_degree=degree), completed(request, worker, 1))
-
-
-def reuses(story: CacheStory, request: str, names: str, worker: str) -> None:
-    tokens = 100 * len(names.split())
-    story.receives(request, names, tokens + 50)
-    story.tell(
-        assigned(request, worker, 50, tokens, preferred_degree=4),
-        prefilled(request, worker, 50, cached_own_tokens=tokens),
-    )
-    story.tell(completed(request, worker, 1))
+    return paper_pool()
 
 
 def waits(story: CacheStory, request: str, worker: str, service_us: int, tokens: int = 50) -> None:
@@ -223,6 +190,45 @@ def test_a_copy_that_fails_at_a_worker_rests_there_and_may_go_to_another(story: 
     assert tried == [FOUR, OTHER_FOUR, FOUR]
 
 
+def runs(story: CacheStory, engine: str, *nodes: str) -> None:
+    """What these nodes run, from the beginning."""
+    for each in nodes:
+        node = story.state.pool.nodes[NodeId(each)]
+        assert node.spec is not None
+        node.spec = node.spec.model_copy(update={"engine": engine})
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("torch", "sglang"), ("sglang", "torch")])
+def test_a_copy_is_read_from_a_worker_of_its_own_engine(story: CacheStory, ours: str, theirs: str) -> None:
+    runs(story, ours, "n0")
+    runs(story, theirs, "n1", "n2")
+    story.stores(ONE, "a")
+    for number in range(2):
+        misses(story, f"r{number}", "a", 4)
+    assert copies(story) == [], "nobody of degree 4 can read what ONE has"
+    runs(story, ours, "n2")
+    [asked] = copies(story)
+    assert (asked.sources, asked.destination) == ((ONE,), OTHER_FOUR)
+    story.stores(TWO, "a")
+    runs(story, theirs, "n0")
+    story.tell(*serving("n3", (1,)))
+    runs(story, ours, "n3")
+    story.stores("n3/1/0", "a")
+    found = {each.destination: each.sources for each in copies(story)}
+    assert found == {FOUR: (ONE, TWO)}, "the first of equals, and from its own kind alone"
+
+
+def test_of_two_engines_the_one_that_has_the_prefix_gets_a_second_copy(story: CacheStory) -> None:
+    story.tell(*serving("n3", (4,)))
+    runs(story, "sglang", "n2")
+    story.stores(FOUR, "a")
+    for number in range(3):
+        reuses(story, f"r{number}", "a", FOUR)
+    waits(story, "w", "n3/1/0", 1_000)
+    [asked] = copies(story)
+    assert (asked.sources, asked.destination) == ((FOUR,), "n3/1/0"), "though OTHER_FOUR has nothing to do"
+
+
 # --- more copies
 
 
@@ -264,89 +270,6 @@ def test_a_quiet_holder_is_the_source(story: CacheStory) -> None:
         waits(story, f"w-{node_of(worker)}", worker, service_us)
     [asked] = copies(story)
     assert (asked.sources, asked.destination) == ((OTHER_FOUR, FOUR), fourth)
-
-
-# --- reclamation
-
-
-def test_what_is_cold_goes_from_the_fullest_cache_tip_by_tip(story: CacheStory) -> None:
-    story.stores(FOUR, "a b c")
-    story.stores(OTHER_FOUR, "a b c x y")
-    found = reclaims(story)
-    # y and the path above it are as cold, and at the fuller worker; c is no tip, for x hangs below it somewhere.
-    assert [(each.z, each.worker, each.blocks) for each in found] == [(block("y"), OTHER_FOUR, 5)]
-    story.tell(*found)
-    assert reclaims(story) == [], "it is under way"
-    reclaiming = story.state.operations.reclaiming["reclaim-1-1"]
-    path = b"".join(map(block, "abcxy"))
-    assert order(reclaiming, story.state.trie, 3) == Evict(
-        term=3, operation="reclaim-1-1", worker=OTHER_FOUR, block_ids=path
-    )
-
-
-def test_a_warm_ancestor_stays(story: CacheStory) -> None:
-    story.stores(FOUR, "a b c")
-    reuses(story, "r", "a", FOUR)
-    assert [(each.z, each.blocks) for each in reclaims(story)] == [(block("c"), 2)]
-
-
-def test_access_at_the_threshold_keeps_a_copy(story: CacheStory) -> None:
-    story.stores(FOUR, "a")
-    reuses(story, "r", "a", FOUR)
-    story.tell(changes("paper", 2, theta_reclaim=1.0))
-    assert reclaims(story) == []
-    story.tell(changes("paper", 3, theta_reclaim=1.1))
-    assert [each.score for each in reclaims(story)] == [1.0]
-
-
-def test_a_reclamation_ends_with_the_workers_report(story: CacheStory) -> None:
-    story.stores(FOUR, "a b")
-    story.tell(*reclaims(story))
-    assert settle(story.state, story.now_ns, {}) == []
-    story.evicts(FOUR, "b a")
-    [gone] = settle(story.state, story.now_ns, {})
-    assert gone == ReplicaReclaimed(operation="reclaim-1-1", z=block("b"), worker=FOUR, blocks=0), "by itself"
-    story.tell(gone)
-    assert not story.state.operations.reclaiming
-    assert reclaims(story) == []
-
-
-def test_what_went_before_its_reclamation_was_stored_is_reclaimed(story: CacheStory) -> None:
-    story.stores(FOUR, "a")
-    asked = reclaims(story)
-    story.evicts(FOUR, "a")
-    story.tell(*asked)
-    assert [type(each) for each in settle(story.state, story.now_ns, {})] == [ReplicaReclaimed]
-
-
-def test_a_replica_in_use_stays(story: CacheStory) -> None:
-    story.stores(FOUR, "a")
-    story.tell(*reclaims(story))
-    [kept] = settle(story.state, story.now_ns, {"reclaim-1-1": "pinned"})
-    assert kept == ReclamationFailed(operation="reclaim-1-1", z=block("a"), worker=FOUR, reason="pinned")
-    story.wait(RECLAIM_S_MAX + 0.1)
-    [silent] = settle(story.state, story.now_ns, {})
-    assert silent.reason == "took longer than 5 s"
-
-
-def test_a_reclamation_that_fails_is_not_asked_for_by_every_scan(story: CacheStory) -> None:
-    story.stores(FOUR, "a")
-    chosen = []
-    for number in range(REST_SCANS + 2):
-        reuses(story, f"r{number}", "", ONE)  # without anything new there would be no scan
-        found = scan(story.state)
-        story.tell(*found)
-        chosen += [each.operation for each in found if isinstance(each, ReclamationRequested)]
-        story.tell(*settle(story.state, story.now_ns, dict.fromkeys(chosen, "pinned")))
-    assert chosen == ["reclaim-1-1", f"reclaim-{REST_SCANS + 2}-1"]
-    assert len(story.state.operations.resting) == 1
-
-
-def test_a_worker_that_starts_over_has_reclaimed_everything(story: CacheStory) -> None:
-    story.stores(FOUR, "a")
-    story.tell(*reclaims(story))
-    story.tell(CacheReported(worker=FOUR, incarnation=1, number=9, part=1, parts=1, runs=()))
-    assert [type(each) for each in settle(story.state, story.now_ns, {})] == [ReplicaReclaimed]
 
 
 # --- by regret
@@ -431,38 +354,3 @@ def test_no_regret_without_a_cheaper_worker(story: CacheStory) -> None:
     for number in range(5):
         regretted(story, f"r{number}", "a b", holder, candidate(FOUR, 4, 900_000, 0, 250))
     assert copies(story) == []
-
-
-def test_regret_reclaims_only_second_copies_in_full_caches_that_stayed_cold(story: CacheStory) -> None:
-    """However many older single copies there are: here 300, of which a scan looks at 256."""
-    story.tell(changes("regret", 2))
-    for number in range(300):
-        story.stores(ONE, f"alone-{number}")
-    names = [f"{number}" for number in range(3_700)]
-    story.stores(FOUR, " ".join(names))
-    story.stores(OTHER_FOUR, " ".join(names[:-1]))
-    assert reclaims(story) == [], "the tip has one copy"
-    story.stores(OTHER_FOUR, names[-1], below=names[-2])
-    assert reclaims(story) == [], "and then two, but it is new"
-    for number in range(1, 62):
-        story.tell(CacheScanCompleted(
-            scan=number, to_seq=1, nodes=0, holders=0, inter_candidates=0, intra_candidates=0, reclaim_candidates=0
-        ))  # fmt: skip
-    story.stores(ONE, "a")  # or nothing has happened since the last scan
-    [found] = reclaims(story)
-    assert (found.z, found.worker) == (block(names[-1]), OTHER_FOUR)
-    for node in story.state.pool.nodes.values():
-        assert node.spec is not None
-        node.spec = node.spec.model_copy(update={"evicts": False})
-    assert reclaims(story) == [], "an engine that would refuse is not asked, again and again"
-
-
-def test_events_of_an_operation_are_told_apart_by_their_correlation(story: CacheStory) -> None:
-    story.stores(FOUR, "a b")
-    story.tell(*reclaims(story))
-    run = b"".join(map(block, "ba"))
-    evicted = BlocksEvicted(worker=FOUR, incarnation=1, number=2, cause="reclaim", block_ids=run)
-    story.tell(evicted, correlation="reclaim-1-1")
-    [gone] = settle(story.state, story.now_ns, {})
-    assert gone.blocks == 2
-    assert BlockRun(block_ids=run).block_ids == run

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.cachemgr import trie as trie_module
+from services.cachemgr.first_tips import FirstTips
+from services.cachemgr.reclaiming import coldest
 from services.cachemgr.trie import COLD, Trie
 from shared.contracts.ids import BlockId, WorkerId
 from shared.model.holders import Held, Holders, _add, _clear, _dropped
@@ -32,7 +34,7 @@ class TrieAgainstBruteForce(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.parameters = Parameters()
-        self.trie = Trie(self.parameters)
+        self.trie = Trie(self.parameters, FirstTips())
         self.trie.degrees = dict(WORKERS)
         self.holders = Holders(workers={worker: Held(1) for worker in WORKERS}, watcher=self.trie)
         self.access: dict[tuple[BlockId, int], float] = defaultdict(float)
@@ -123,6 +125,22 @@ class TrieAgainstBruteForce(RuleBasedStateMachine):
             assert {(each.node.block, each.degree) for each in found.inter} == inter
             assert {(each.node.block, each.degree) for each in found.intra} == intra
             assert found.reclaimable == reclaim
+
+    @invariant()
+    def the_coldest_ends_are_found(self) -> None:
+        """Whatever the line's order is."""
+        held = {worker: dict(self.holders.index.held(worker)) for worker in WORKERS}
+        ends = {(b, WORKERS[w]) for w, parents in held.items() for b in parents.keys() - set(parents.values())}
+        expected = []
+        for block, degree in ends:
+            replicas = sum(WORKERS[worker] == degree for worker in self.holders.index.holders(block))
+            if self.access[block, degree] < replicas * self.parameters.theta_reclaim:
+                expected.append(self.access[block, degree] / replicas)
+        for limit in (0, 1, 3, 100):
+            found = coldest(self.trie, limit, spare=False)
+            if not self._on_an_edge():
+                assert [each.score for each in found] == pytest.approx(sorted(expected)[:limit], rel=1e-9, abs=2 * COLD)
+            assert {(each.node.block, each.degree) for each in found} <= ends
 
     def _on_an_edge(self) -> bool:
         """Whether rounding may decide a comparison."""
