@@ -50,7 +50,7 @@ class Bench:
         self._engine, self._numbers, self._epoch = engine, count(), 0
         self._rng = np.random.default_rng(1)
         self.device = engine.describe().device
-        self.layout, self.q_heads = engine._layout, engine._config.q_heads
+        self.layout, self.q_heads = engine._parts.layout, engine._parts.q_heads
 
     async def adopt(self, *composition: int) -> None:
         self._epoch += 1

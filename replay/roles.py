@@ -55,7 +55,8 @@ Decisions = Sequence[EventData]
 def _control(state: controller.State, stored: Stored) -> Decisions:
     match stored.data:
         case LeadershipTaken() as data:
-            return [controller.take_leadership(state, data.leader, data.term, data.first_seq, data.kept_events)]
+            began = (data.first_seq, data.kept_events)
+            return [controller.take_leadership(state, data.leader, data.term, *began, resumes=data.resumes)]
         case WindowClosed() as data:
             if state.seen_seq != data.to_seq or state.windows.started_ns is None:
                 return []

@@ -127,10 +127,11 @@ def adapting(policy: Annotated[list[str], typer.Option(help="placements")] = ["v
              load: Annotated[str, typer.Option(help="phased, day")] = "phased",
              seeds: Annotated[int, typer.Option(min=1)] = 6,
              shrink: Annotated[float, typer.Option(min=0.4, max=1, help="of the length of each phase, or of the day")] = 1.0,
+             every: Annotated[bool, typer.Option("--every", help="all 21 compositions, not only those in contention")] = False,
              jobs: Jobs = 1, kept: Kept = KEPT, out: Out = None) -> None:  # fmt: skip
     """Fixed compositions and policies that change them, under phases or over a day (the paper's Figure 13)."""
     policies = [policy_of(name) for name in policy]
-    adapting_bench.adapting(policies, SETUP, load, seeds, shrink, jobs, kept, out)
+    adapting_bench.adapting(policies, SETUP, load, seeds, shrink, every, jobs, kept, out)
 
 
 @app.command()

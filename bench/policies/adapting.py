@@ -4,10 +4,11 @@ One placement policy on both sides, the same requests for all. The best fixed co
 `vertumnus plan` makes of the run before is known beforehand. Whoever adapts begins with the first of `FIXED`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import combinations_with_replacement, product
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -27,16 +28,31 @@ from simulation.workloads.mixtures import PHASES
 from simulation.workloads.rows import Row
 
 CP8, CP4, CP2 = (8,), (4, 4), (2, 2, 2, 2)
+
+
+def _named(nodes: Iterable[Composition]) -> str:
+    counts = Counter(degree for composition in nodes for degree in composition)
+    return ", ".join(f"{counts[degree]} CP{degree}" for degree in sorted(counts))
+
+
+EVERY = {_named(nodes): nodes for nodes in combinations_with_replacement((CP2, CP4, CP8), 5)}
+"""The 21 pools of five nodes that each have workers of one degree, as `forecast` would have them, and none of degree 1."""
+
 FIXED: Mapping[str, tuple[Composition, ...]] = {
-    "10 CP4": (CP4,) * 5,
-    "8 CP4, 1 CP8": (CP4,) * 4 + (CP8,),
-    "6 CP4, 2 CP8": (CP4,) * 3 + (CP8,) * 2,
-    "4 CP4, 3 CP8": (CP4,) * 2 + (CP8,) * 3,
-    "2 CP4, 4 CP8": (CP4,) + (CP8,) * 4,
-    "5 CP8": (CP8,) * 5,
-    "4 CP2, 4 CP4, 2 CP8": (CP2,) + (CP4,) * 2 + (CP8,) * 2,
-    "4 CP2, 2 CP4, 3 CP8": (CP2,) + (CP4,) + (CP8,) * 3,
+    name: EVERY[name]
+    for name in (
+        "10 CP4",
+        "8 CP4, 1 CP8",
+        "6 CP4, 2 CP8",
+        "4 CP4, 3 CP8",
+        "2 CP4, 4 CP8",
+        "5 CP8",
+        "4 CP2, 4 CP4, 2 CP8",
+        "4 CP2, 2 CP4, 3 CP8",
+    )
 }
+"""Those that are run at full length: all without workers of degree 2, and what is next to the best of them with some."""
+
 DEGREES = (2, 4, 8)
 PLANNED = "planned on the run before"
 ADAPTING = ("paper", "forecast")
@@ -73,11 +89,11 @@ class Runs(NamedTuple):
 
 
 def adapting(
-    policies: Sequence[Policy], setup: Setup, name: str, seeds: int, shrink: float, jobs: int, kept: Path,
+    policies: Sequence[Policy], setup: Setup, name: str, seeds: int, shrink: float, every: bool, jobs: int, kept: Path,
     out: Path | None,
 ) -> None:  # fmt: skip
-    """Every fixed composition and every policy that adapts, under each placement; lengths are `shrink` of themselves. Tables,
-    and a picture by the parts of the load.
+    """The fixed compositions, or `every` one, and every policy that adapts, under each placement; lengths are `shrink` of
+    themselves. Tables, and a picture by the parts of the load.
 
     Errors: ValueError for an unknown load."""
     told = load_of(name, shrink)
@@ -85,7 +101,7 @@ def adapting(
     cells = [
         _cell(policy, each, called, name, shrink)
         for seed, policy in product(range(seeds), policies)
-        for called, each in _setups(replace(policy.of(setup), seed=seed), planned[seed])
+        for called, each in _setups(replace(policy.of(setup), seed=seed), EVERY if every else FIXED, planned[seed])
     ]
     found = filled(kept / f"adapting-{name}.jsonl", cells, jobs)
     panels: dict[str, dict[str, dict[float, Spread]]] = {}
@@ -126,8 +142,10 @@ def _cell(policy: Policy, setup: Setup, called: str, name: str, shrink: float) -
     return Cell(of, setup, partial(run, setup, name, shrink))
 
 
-def _setups(setup: Setup, planned: tuple[Composition, ...]) -> Iterator[tuple[str, Setup]]:
-    for name, nodes in {**FIXED, PLANNED: planned}.items():
+def _setups(
+    setup: Setup, fixed: Mapping[str, tuple[Composition, ...]], planned: tuple[Composition, ...]
+) -> Iterator[tuple[str, Setup]]:
+    for name, nodes in {**fixed, PLANNED: planned}.items():
         yield name, replace(setup, compositions=nodes)
     first = next(iter(FIXED.values()))
     for name in ADAPTING:
@@ -148,7 +166,7 @@ def _planned(setup: Setup, rows: Iterable[Row]) -> tuple[Composition, ...]:
 def table(parts: Sequence[str], runs: Sequence[Runs]) -> None:
     """Mean TTFT in s by part and of all; then how far each that is not fixed is from the best fixed one of each part; then the
     tokens served within the objective, likewise by part."""
-    fixed = [each for each in runs if each.name in FIXED]
+    fixed = [each for each in runs if each.name in EVERY]
     best = min(fixed, key=lambda each: _mean(each, _whole_s))
     planned = next(each for each in runs if each.name == PLANNED)
     head = [
@@ -171,7 +189,7 @@ def table(parts: Sequence[str], runs: Sequence[Runs]) -> None:
         for each in runs
     ]
     for each in runs:
-        if each.name not in FIXED:
+        if each.name not in EVERY:
             least_s = [min(other.mean_s(part) for other in fixed) for part in range(len(parts))]
             changes = [f"{each.mean_s(part) / least_s[part] - 1:+.1%}" for part in range(len(parts))]
             rows.append([f"{each.name}: against the best of each", *changes, "", "", "", ""])

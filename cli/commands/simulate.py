@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.commands import trace as trace_command
-from cli.commands.trace import BlockTokens, EndS, JitterMs, Json, Limit, PhaseTexts, Rate, Speed, StartS, Workload
+from cli.commands.trace import (
+    SECONDS_MAX,
+    BlockTokens,
+    EndS,
+    JitterMs,
+    Json,
+    Limit,
+    PhaseTexts,
+    Rate,
+    Speed,
+    StartS,
+    Workload,
+)
 
 if TYPE_CHECKING:
     from simulation.policies.routers import Asked
@@ -47,7 +59,9 @@ def simulate(
     rate: Rate = None,
     jitter_ms: JitterMs = None,
     block_tokens: BlockTokens = 512,
-    warmup_s: Annotated[float, typer.Option(min=0, help="leave out of the figures what arrives before")] = 0,
+    warmup_s: Annotated[
+        float, typer.Option(min=0, max=SECONDS_MAX, help="leave out of the figures what arrives before")
+    ] = 0,
     seeds: Seeds = 1,
     seed: Seed = 1,
     coefficients: Coefficients = "qwen3_30b_a3b_h20",
@@ -55,7 +69,7 @@ def simulate(
     straggler: Annotated[list[str], typer.Option(metavar="NODE=FACTOR", help="a slow node, such as n0=2")] = [],  # noqa: B006
     blocks_per_rank: Annotated[int, typer.Option(min=1, help="KV blocks of each GPU")] = 1_395,
     routers: Annotated[int, typer.Option(min=1, max=64)] = 1,
-    view_age_s: Annotated[float, typer.Option(min=0, help="how late routers learn what others did")] = 0,
+    view_age_s: Annotated[float, typer.Option(min=0, max=3_600, help="how late routers learn what others did")] = 0,
     out: Out = None,
     json: Json = False,
 ) -> None:

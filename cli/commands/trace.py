@@ -33,6 +33,9 @@ from simulation.workloads.rows import (
 if TYPE_CHECKING:
     from cli.trace.sending import Target
 
+SECONDS_MAX, DAY_MS = 1e9, 86_400_000
+"""Thirty years, and what a time in milliseconds may be: without a limit an option would take `inf`."""
+
 app = typer.Typer(help="Traces of requests: inspect, convert, generate, send.", no_args_is_help=True)
 
 File = Annotated[
@@ -43,14 +46,12 @@ OutFile = Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="the 
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
 Seed = Annotated[int, typer.Option(help="equal seeds give equal traces")]
 BlockTokens = Annotated[int, typer.Option(min=BLOCK_TOKENS_MIN, help="what one hash id of the file stands for")]
-StartS = Annotated[float, typer.Option(min=0, help="leave out what arrives before")]
+StartS = Annotated[float, typer.Option(min=0, max=SECONDS_MAX, help="leave out what arrives before")]
 EndS = Annotated[float, typer.Option(min=0, help="leave out what arrives later")]
 Limit = Annotated[int | None, typer.Option(min=1, help="requests at most")]
-Speed = Annotated[float | None, typer.Option(min=1e-6, help="how many times as fast as the trace")]
-Rate = Annotated[float | None, typer.Option(min=1e-6, help="mean requests per second instead of the trace's own")]
-JitterMs = Annotated[
-    float | None, typer.Option(min=0, help="spread each arrival by this [default: the grid found, if any]")
-]
+Speed = Annotated[float | None, typer.Option(min=1e-6, max=1e6, help="how many times as fast as the trace")]
+Rate = Annotated[float | None, typer.Option(min=1e-6, max=1e6, help="mean requests/s instead of the trace's own")]
+JitterMs = Annotated[float | None, typer.Option(min=0, max=DAY_MS, help="spread arrivals by this [the grid found]")]
 Shrink = Annotated[
     float, typer.Option(min=0, max=1, help="this factor on all lengths; what prompts share stays shared")
 ]
@@ -168,9 +169,9 @@ def send(
     concurrency: Annotated[
         int, typer.Option(min=1, max=16384, help="open requests at most; beyond, requests are late")
     ] = 1024,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="longest silence within an answer")] = 600,
-    slo_ms: Annotated[float | None, typer.Option(min=1, help="TTFT objective of an empty prompt")] = None,
-    slo_ms_per_1k: Annotated[float, typer.Option(min=0, help="and for each thousand tokens of prompt")] = 0,
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=86_400, help="longest silence within an answer")] = 600,
+    slo_ms: Annotated[float | None, typer.Option(min=1, max=DAY_MS, help="TTFT objective of an empty prompt")] = None,
+    slo_ms_per_1k: Annotated[float, typer.Option(min=0, max=DAY_MS, help="and for each thousand tokens of prompt")] = 0,
     phase: PhaseTexts = DEFAULT_PHASES,
     workload: Workload = None,
     start_s: StartS = 0,

@@ -11,6 +11,8 @@ from shared.model.lattice import Composition, parse_composition
 from shared.model.parameters import Parameters
 
 NODES_MAX = 10_000
+STRAGGLER_MIN, STRAGGLER_MAX = 0.1, 100.0
+"""As the setting of a modelled node."""
 
 
 def parse_nodes(texts: Sequence[str], gpus: int | None) -> tuple[Composition, ...]:
@@ -53,7 +55,9 @@ def parse_stragglers(texts: Sequence[str]) -> dict[NodeId, float]:
     for text in texts:
         name, _, value = text.partition("=")
         try:
-            factors[NodeId(name)] = float(value)
+            factor = factors[NodeId(name)] = float(value)
         except ValueError:
             raise ValueError(f"--straggler {text}: write it as node=factor") from None
+        if not STRAGGLER_MIN <= factor <= STRAGGLER_MAX:
+            raise ValueError(f"--straggler {text}: the factor is outside [{STRAGGLER_MIN}, {STRAGGLER_MAX}]")
     return factors

@@ -149,12 +149,12 @@ def evolve(state: State, stored: Stored) -> None:
 
 
 def take_leadership(
-    state: State, leader: str, lease_term: int, first_seq: int = 1, kept_events: int = 0
+    state: State, leader: str, lease_term: int, first_seq: int = 1, kept_events: int = 0, *, resumes: bool = True
 ) -> LeadershipTaken:
     """The first event of a term: above every term of the log, even if the lease has begun to count anew. The fold of this
-    process began at `first_seq`, with so many kept events."""
+    process began at `first_seq`, with so many kept events. `resumes` is False only in old records."""
     term = max(lease_term, state.term + 1)
-    return LeadershipTaken(leader=leader, term=term, first_seq=first_seq, kept_events=kept_events)
+    return LeadershipTaken(leader=leader, term=term, first_seq=first_seq, kept_events=kept_events, resumes=resumes)
 
 
 def close_window(state: State, now_ns: int) -> list[EventData]:

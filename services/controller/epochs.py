@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from services.controller.capacity import CapacityOf
 from services.controller.decider import Incarnation, State
-from services.controller.saga import committed_workers, misfit
+from services.controller.misfits import misfit
+from services.controller.saga import committed_workers
 from shared.contracts.commands import Adopt
 from shared.contracts.envelope import EventData
 from shared.contracts.events import EpochCommitted, NodeRegistered

@@ -4,6 +4,7 @@
                                                                         ──placement-reconciled──▶ epoch-committed
     any step ──limit passed, node lost──▶ epoch-aborted          planned, draining ──frozen──▶ epoch-aborted
     draining, switching ──agent refuses──▶ epoch-aborted
+    planned, switching, reconciling ──another leader──▶ the same, with its limit anew
 
 Every step is an event of whoever took it, so a new leader that folds the log knows where the saga stands: `orders` says
 what to ask of the agent, `advance` what to decide. Both may be repeated. An epoch number is used once: the abort of a saga
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, assert_never
 
 from services.controller.capacity import CapacityOf
+from services.controller.misfits import misfit, too_small
 from shared.contracts.commands import Adopt, Drain
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
@@ -24,6 +26,7 @@ from shared.contracts.events import (
     DrainStarted,
     EpochAborted,
     EpochCommitted,
+    LeadershipTaken,
     NodeDeclaredLost,
     NodeLost,
     NodeRegistered,
@@ -42,13 +45,17 @@ Step = Literal["planned", "draining", "switching", "reconciling"]
 PLANNED_S_MAX, SWITCHING_S_MAX, RECONCILING_S_MAX = 1.0, 2.0, 2.0
 """Limits of the steps that nobody tunes; `parameters.drain_s_max` limits the drain."""
 
+RESUMED_MAX = 3
+"""How many leaders give a step its limit anew: the workers that have drained for it stand idle until it ends."""
+
 REFUSED = "refused: "
 """How the reason of an abort begins that the agent asked for."""
 
 
 @dataclass(slots=True)
 class Saga:
-    """One reconfiguration under way. `since_ns` is when its step began, by the clock of the event that began it."""
+    """One reconfiguration under way. `since_ns` is when its step began, by the clock of the event that began it, or when
+    another leader took it over: it was `resumed` so often."""
 
     plan: ReconfigurationPlanned
     incarnation: int
@@ -59,6 +66,7 @@ class Saga:
     adopted: set[int] = field(default_factory=set)
     reconciled: bool = False
     broken: str | None = None
+    resumed: int = 0
 
 
 @dataclass(slots=True)
@@ -100,6 +108,9 @@ def evolve(sagas: Sagas, stored: Stored, pool: Pool) -> None:
             | NodeDeclaredLost() | NodeRegistered()
         ) if saga := sagas.open.get(data.node):  # fmt: skip
             _step(saga, data, now_ns, _node(pool, data.node))
+        case LeadershipTaken(resumes=True):
+            for saga in sagas.open.values():
+                _resume(saga, now_ns)
         case _:
             pass
 
@@ -130,6 +141,12 @@ def _step(saga: Saga, data: EventData, now_ns: int, node: Node) -> None:
             pass
 
 
+def _resume(saga: Saga, now_ns: int) -> None:
+    """Nobody has led for a while, so nobody has asked for the step or decided the next one. A drain went on all the same."""
+    if saga.step != "draining" and saga.resumed < RESUMED_MAX:
+        saga.since_ns, saga.resumed = max(saga.since_ns, now_ns), saga.resumed + 1
+
+
 def obstacle(sagas: Sagas, pool: Pool, parameters: Parameters, move: Move) -> str | None:
     """Why `move` cannot be planned now, or None."""
     node = pool.nodes.get(move.node)
@@ -145,20 +162,7 @@ def obstacle(sagas: Sagas, pool: Pool, parameters: Parameters, move: Move) -> st
         )
     if move.composition == node.composition and not move.renews:
         return f"node {move.node} has this composition"
-    return misfit(node.spec, move.composition)
-
-
-def misfit(spec: NodeRegistered, composition: Composition) -> str | None:
-    """Why a node cannot serve a composition, or None."""
-    try:
-        groups_of(composition)
-    except ValueError as error:
-        return str(error)
-    if sum(composition) != spec.prefill_ranks:
-        return f"composition {composition}: {sum(composition)} ranks, but node {spec.node} has {spec.prefill_ranks}"
-    if strange := set(composition) - set(spec.degrees):
-        return f"composition {composition}: degrees {sorted(strange)} are not among {spec.degrees} of node {spec.node}"
-    return None
+    return misfit(node.spec, move.composition) or too_small(node, node.spec, move.composition)
 
 
 def plan(sagas: Sagas, pool: Pool, parameters: Parameters, move: Move) -> list[EventData]:

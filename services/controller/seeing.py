@@ -30,7 +30,7 @@ def _node(state: State, node: Node, spec: NodeRegistered, window: WindowClosed) 
     return NodeSight(
         node.id,
         node.composition,
-        spec.degrees,
+        tuple(degree for degree in spec.degrees if degree >= spec.degree_min),
         tuple(_worker(state, worker, spec, window) for worker in node.workers),
         cyclic=spec.kv_layout == "cyclic",
         movable=not (node.pinned or node.cordoned or rests or node.id in state.sagas.open),

@@ -145,7 +145,7 @@ def evolve(state: State, stored: Stored) -> None:
     holders_model.evolve(state.holders, stored)
     loads_model.evolve(state.loads, stored, state.holders.chains)
     if not serving or isinstance(data, PrefillCompleted):
-        calibration_model.evolve(state.calibration, stored, state.pool, state.coefficients)
+        calibration_model.evolve(state.calibration, stored, state.pool, state.coefficients, state.parameters)
     usage_model.evolve(state.usage, stored, state.loads, state.parameters)
     match data:
         case RequestAssigned():
@@ -205,6 +205,7 @@ def look_out(state: State, now_ns: int) -> Outlook:
         weights(parameters, load_ppm),
         load_ppm,
         state.holders.pending,
+        now_ns,
     )
 
 

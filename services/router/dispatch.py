@@ -16,8 +16,7 @@ from services.router.rebalancing import Rebalancer
 from services.router.settings import RouterSettings
 from services.router.waiting import WaitingRoom
 from services.router.wiring import Placed, Wiring, rejection
-from shared.contracts.codec import BadEvent
-from shared.contracts.commands import RouterAlive, encode_message
+from shared.contracts.commands import PROMPT_BLOCKS_MAX, RouterAlive, encode_message
 from shared.contracts.envelope import EventData, Stored
 from shared.contracts.events import (
     ENDS,
@@ -170,9 +169,6 @@ class Dispatcher:
         except (BufferFull, OutboxFull) as full:
             self._drop(order.request)
             raise NotReceived("overloaded", str(full), self._wiring.retry_after_s(full)) from full
-        except BadEvent as error:
-            self._drop(order.request)
-            raise NotReceived("too-long", f"the prompt has {len(order.chain)} blocks: {error}") from error
         match events[-1].data:
             case RequestAssigned() as assigned:
                 self._drive(call, Placed(assigned, events[-1]))
@@ -210,7 +206,10 @@ class Dispatcher:
         )
 
     async def decide(self, arrival: Arrival) -> list[EventData]:
-        """The decision that is to be recorded. While there is no worker, it is asked for again, for a bounded time."""
+        """The decision that is to be recorded; asked for again, for a bounded time, while there is no worker. Errors:
+        NotReceived for a prompt that no message could hand over."""
+        if len(arrival.chain) > PROMPT_BLOCKS_MAX:
+            raise NotReceived("too-long", f"the prompt has {len(arrival.chain)} blocks; {PROMPT_BLOCKS_MAX} at most")
         try:
             async with asyncio.timeout(self._settings.no_worker_wait_s):
                 while True:

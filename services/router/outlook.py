@@ -60,6 +60,7 @@ class Outlook(NamedTuple):
     weights: Weights
     load_ppm: int
     pending: Pending
+    now_ns: int
 
     @property
     def spec(self) -> NodeRegistered:
@@ -142,12 +143,11 @@ def _source(outlook: Outlook, readable: Able, cached_W: Ints) -> int:
 
 def _fetch(outlook: Outlook, source: int, cached_W: Ints) -> Fetch:
     """The longest prefix of another worker, for those whose own is shorter."""
-    board, spec, mb_per_s = outlook.board, outlook.spec, outlook.parameters.fetch_mb_per_s
+    board, spec = outlook.board, outlook.spec
     longest, worker = int(cached_W[source]), board.roster.workers[source]
-    depths, node = sorted({*cached_W.tolist()} - {longest}), node_of(worker)
-    reads_us = [
-        outlook.calibration.fetch_us(node, (longest - depth) * spec.kv_bytes_per_token, mb_per_s) for depth in depths
-    ]
+    depths = sorted({*cached_W.tolist()} - {longest})
+    link = outlook.calibration.link(node_of(worker), outlook.parameters, outlook.now_ns)
+    reads_us = [link.fetch_us((longest - depth) * spec.kv_bytes_per_token) for depth in depths]
     return Fetch(worker, longest, board.members.can_fetch_W, np.array([depths, reads_us], dtype=np.int64))
 
 
@@ -175,4 +175,4 @@ def bringing(
     if tokens <= cached_tokens:
         return None
     read_bytes = (tokens - cached_tokens) * spec.kv_bytes_per_token
-    return tokens, outlook.calibration.fetch_us(node, read_bytes, outlook.parameters.fetch_mb_per_s)
+    return tokens, outlook.calibration.link(node, outlook.parameters, outlook.now_ns).fetch_us(read_bytes)

@@ -24,7 +24,6 @@ from services.router.metrics import RouterMetrics
 from services.router.openai import BadRequest, as_sent
 from services.router.settings import RouterSettings
 from services.router.wiring import Placed, rejection
-from shared.contracts.codec import BadEvent
 from shared.contracts.envelope import EventData
 from shared.contracts.events import (
     RequestAssigned,
@@ -129,8 +128,6 @@ class Placements:
             events = self._outbox.record(facts, Origin(arrival.request, None, traceparent))
         except OutboxFull as full:
             raise NotReceived("overloaded", str(full), decider.RETRY_AFTER_S) from full
-        except BadEvent as error:
-            raise NotReceived("too-long", f"the prompt has {len(arrival.chain)} blocks: {error}") from error
         match events[-1].data:
             case RequestAssigned() as assigned:
                 return Placed(assigned, events[-1])

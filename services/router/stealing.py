@@ -28,7 +28,7 @@ LAST_MAX = 4
 """Lines that are looked at, and requests of each: a decision per idle worker must stay as cheap as a placement."""
 
 WAITING_MAX = 64
-"""Of a line, in search of one's own: so an event costs the same however long lines are."""
+"""Of a line's end, in search of one's own: so an event, and an idle worker, costs the same however long lines are."""
 
 MOVE_US = 20_000
 """A release, a record and another hand-shake, with room."""
@@ -99,9 +99,9 @@ def best_move(state: State, source: Source, idle: Worker, now_ns: int, staying: 
 
 
 def _own(state: State, source: Source, load: Load, staying: Collection[RequestId]) -> Iterator[RequestId]:
-    """This router's requests in a line, the last first."""
+    """This router's requests at the end of a line, the last first."""
     attempt_max = state.parameters.attempts_max - 1 - ATTEMPTS_LEFT_MIN
-    for request in reversed(load.line):
+    for request in islice(reversed(load.line), WAITING_MAX):
         opened = state.loads.open[request]
         movable = not opened.placed_only and request not in staying
         if movable and opened.source == source and opened.attempt <= attempt_max:

@@ -3,7 +3,7 @@
 from services.worker.decider import State
 from services.worker.engine.protocol import EngineDescription
 from shared.contracts.commands import Assign, Refused
-from shared.contracts.ids import BLOCK_ID_BYTES, WorkerId, decode_worker_id, node_of
+from shared.contracts.ids import BLOCK_ID_BYTES, WorkerId, decode_worker_id, node_of, unpack_block_ids
 
 
 def refuse_assign(state: State, engine: EngineDescription, assign: Assign) -> Refused | None:
@@ -25,11 +25,12 @@ def _bad_field(state: State, engine: EngineDescription, assign: Assign) -> str |
     bytes_max = assign.prompt_tokens // engine.block_tokens * BLOCK_ID_BYTES
     if len(assign.block_ids) % BLOCK_ID_BYTES or len(assign.block_ids) > bytes_max:
         return f"block_ids: {len(assign.block_ids)} bytes is no multiple of {BLOCK_ID_BYTES} up to {bytes_max}"
+    blocks, different = len(assign.block_ids) // BLOCK_ID_BYTES, len(set(unpack_block_ids(assign.block_ids)))
+    if different < blocks:
+        return f"block_ids: {blocks}, of them {different} different; a prompt has each once"
     if assign.max_new_tokens < 1:
         return f"max_new_tokens: {assign.max_new_tokens} is below 1"
-    if assign.fetch_blocks > len(assign.block_ids) // BLOCK_ID_BYTES or bool(assign.fetch_blocks) != bool(
-        assign.fetch_from
-    ):
+    if assign.fetch_blocks > blocks or bool(assign.fetch_blocks) != bool(assign.fetch_from):
         return f"fetch_blocks: {assign.fetch_blocks} from {assign.fetch_from}, of {len(assign.block_ids)} bytes of block_ids"
     if assign.decode_worker is None or node_of(assign.decode_worker) != state.node:
         return None  # which ranks another node has, that node knows

@@ -44,7 +44,7 @@ from shared.contracts.events import (
 from shared.contracts.ids import BLOCK_ID_BYTES, BlockId, NodeId, WorkerId, epoch_of, worker_id
 from shared.model import parameters as parameters_model
 from shared.model.cost import US_PER_S
-from shared.model.lattice import Composition, Group, groups_of
+from shared.model.lattice import Composition, Group, degree_min, groups_of
 from shared.model.lost_routers import LostRouters
 from shared.model.parameters import Parameters
 
@@ -178,12 +178,11 @@ def serve(state: State, geometry: Geometry, held_blocks: dict[WorkerId, int]) ->
 
 
 def register(
-    state: State,
-    engine: EngineDescription,
-    coefficients_version: str,
-    chunk_tokens: int | None = None,
+    state: State, engine: EngineDescription, coefficients_version: str, chunk_tokens: int | None = None
 ) -> list[EventData]:
     """The next incarnation; one that the log still believes alive ends first. `chunk_tokens` is as the event has it."""
+    rank_tokens, cyclic = engine.blocks_per_rank * engine.block_tokens, engine.kv_layout == "cyclic"
+    least_tokens = min(chunk_tokens or 1, engine.prompt_tokens_max)
     registered = NodeRegistered(
         node=state.node,
         incarnation=state.incarnation + 1,
@@ -208,6 +207,7 @@ def register(
         decode_sequences=engine.decode_sequences,
         hands_off=engine.lends,
         evicts=engine.evicts,
+        degree_min=degree_min(engine.degrees, rank_tokens, least_tokens, cyclic=cyclic),
     )
     return [*lose(state, "the agent was restarted"), registered]
 

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
-from pydantic import ValidationError
 
 from services.worker.engine.protocol import Engine, EngineError, HandedOff
 from services.worker.job import Job
@@ -72,7 +71,8 @@ class Elsewhere:
         for _ in range(TRIES_MAX):
             try:
                 return decode_reply(await self.ports.bus.request(subject, encode_message(command), REPLY_LIMIT_S))
-            except (NoReply, Unavailable, ValidationError) as error:
+            except (NoReply, Unavailable, ValueError) as error:
+                # Of ValueErrors: an answer that is none, and a prompt of more slots than a message can name.
                 why = f"{type(error).__name__}: {error}"
         raise EngineError(f"{node} does not answer ({why[:200]})")
 

@@ -30,6 +30,10 @@ TOKEN_BYTES = 4
 CLAIM_FRAME_BYTES = 256 * 1024
 """The largest piece of a prompt in one claim reply: 65,536 tokens."""
 
+PROMPT_BLOCKS_MAX = 1 << 15
+"""Blocks of one prompt: 2^21 tokens in blocks of 64. Its ids are some 700 KB of an assignment, and whatever else that may have,
+schema and biases included, fits into the rest of a message."""
+
 STOP_TOKENS_MAX = 256
 
 LOGIT_BIAS_MAX = 1_024

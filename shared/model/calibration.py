@@ -2,6 +2,9 @@
 
 A fold over `prefill-completed` in stream order, in whole numbers, so that every reader of the log prices alike. A worker's
 ratio is that of its last `MEMORY` or so prefills, 1 until `SAMPLES_MIN` of them were seen. New coefficients begin anew.
+
+Whose bandwidth looks bad is read from no more, so nothing would ever show that it has become better. What was measured
+therefore counts half after every `fetch_half_life_s` without a read, and what is configured for the rest.
 """
 
 from dataclasses import dataclass, field
@@ -11,6 +14,7 @@ from shared.contracts.envelope import Stored
 from shared.contracts.events import CalibrationUpdated, EpochCommitted, PrefillCompleted
 from shared.contracts.ids import NodeId, WorkerId, node_of
 from shared.model.cost import Coefficients
+from shared.model.parameters import Parameters
 from shared.model.pool import Node, Pool
 
 MEMORY = 16
@@ -41,12 +45,34 @@ class Sums(NamedTuple):
         )
 
 
+class Reads(NamedTuple):
+    """Bytes read from a node over microseconds, and when the last of them were, by the clock of the event that says so."""
+
+    sums: Sums = Sums()
+    last_ns: int = 0
+
+
+class Link(NamedTuple):
+    """`read_bytes` took `read_us`, of which `kept_ppm` count; for the rest it is as configured."""
+
+    mb_per_s: int
+    read_bytes: int = 1
+    read_us: int = 0
+    kept_ppm: int = 0
+
+    def fetch_us(self, wanted_bytes: int) -> int:
+        """How long that much takes."""
+        configured_us = wanted_bytes // self.mb_per_s
+        more_us = wanted_bytes * self.read_us // self.read_bytes - configured_us
+        return FETCH_SETUP_US + configured_us + more_us * self.kept_ppm // PPM
+
+
 @dataclass(slots=True)
 class Calibration:
     """State of the fold; `evolve` is its only writer."""
 
     times: dict[WorkerId, Sums] = field(default_factory=dict)
-    fetches: dict[NodeId, Sums] = field(default_factory=dict)
+    fetches: dict[NodeId, Reads] = field(default_factory=dict)
 
     def ratio_ppm(self, worker: WorkerId) -> int:
         """Measured over predicted time, in millionths."""
@@ -55,22 +81,35 @@ class Calibration:
             return PPM
         return sums.above * PPM // sums.below
 
-    def fetch_us(self, source: NodeId, read_bytes: int, mb_per_s: int) -> int:
-        """How long reading that much from a node takes, at `mb_per_s` until its own bandwidth is known."""
-        sums = self.fetches.get(source)
-        if sums is None:
-            return FETCH_SETUP_US + read_bytes // mb_per_s
-        return FETCH_SETUP_US + read_bytes * sums.below // sums.above
+    def link(self, source: NodeId, parameters: Parameters, now_ns: int) -> Link:
+        """What reading from a node takes now."""
+        if (reads := self.fetches.get(source)) is None:
+            return Link(parameters.fetch_mb_per_s)
+        kept_ppm = _kept_ppm(now_ns - reads.last_ns, parameters)
+        return Link(parameters.fetch_mb_per_s, reads.sums.above, reads.sums.below, kept_ppm)
 
 
-def evolve(calibration: Calibration, stored: Stored, pool: Pool, coefficients: Coefficients) -> None:
-    """Fold one event. `pool` and `coefficients` are as of it."""
+def _kept_ppm(age_ns: int, parameters: Parameters) -> int:
+    """How much of a measurement of this age counts: half after each half-life, and in between along a straight line, so that
+    every machine says the same. All of it without a half-life."""
+    half_ns = parameters.fetch_half_life_s * 10**9
+    if not half_ns or age_ns <= 0:
+        return PPM
+    halvings, rest_ns = divmod(age_ns, half_ns)
+    return (PPM >> halvings) * (2 * half_ns - rest_ns) // (2 * half_ns)
+
+
+def evolve(
+    calibration: Calibration, stored: Stored, pool: Pool, coefficients: Coefficients, parameters: Parameters
+) -> None:
+    """Fold one event. The others are as of it."""
     match stored.data:
         case PrefillCompleted() as data:
             if (worker := pool.workers.get(data.worker)) is not None:
                 _time(calibration, data, worker.degree, pool, coefficients)
             if data.fetched_from is not None and data.cached_fetched_tokens:
-                _fetch(calibration, data, pool.nodes.get(node_of(data.fetched_from)))
+                source = pool.nodes.get(node_of(data.fetched_from))
+                _fetch(calibration, data, source, parameters, stored.event.time_ns)
         case EpochCommitted() as data:
             for gone in [each for each in calibration.times if node_of(each) == data.node and each not in pool.workers]:
                 del calibration.times[gone]
@@ -94,9 +133,14 @@ def _time(
         calibration.times[data.worker] = calibration.times.get(data.worker, Sums()).plus(measured_us, predicted_us)
 
 
-def _fetch(calibration: Calibration, data: PrefillCompleted, source: Node | None) -> None:
+def _fetch(
+    calibration: Calibration, data: PrefillCompleted, source: Node | None, parameters: Parameters, now_ns: int
+) -> None:
     """Bytes over the microseconds that they took beside the set-up, which is never all of the time."""
     if source is not None and source.spec is not None:
         read_us = max(data.fetch_us - FETCH_SETUP_US, data.fetch_us // 4, 1)
-        sums = calibration.fetches.get(source.id, Sums())
-        calibration.fetches[source.id] = sums.plus(data.cached_fetched_tokens * source.spec.kv_bytes_per_token, read_us)
+        sums, last_ns = calibration.fetches.get(source.id, Reads())
+        kept_ppm = _kept_ppm(now_ns - last_ns, parameters)
+        faded = Sums(sums.above * kept_ppm // PPM, sums.below * kept_ppm // PPM, sums.samples)
+        read = faded.plus(data.cached_fetched_tokens * source.spec.kv_bytes_per_token, read_us)
+        calibration.fetches[source.id] = Reads(read, max(last_ns, now_ns))

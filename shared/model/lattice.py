@@ -3,6 +3,8 @@
 A composition of a node with N ranks is the tuple of its workers' degrees from rank 0 up, such as (1, 1, 2, 4). A
 degree-C worker starts at a multiple of C, so two workers can merge exactly when they are buddies, and every group a
 node will ever need is known when it starts.
+
+Every rank has the whole model, so what bounds degrees from below is the KV memory that its weights leave (`degree_min`).
 """
 
 from collections.abc import Collection, Iterator
@@ -41,6 +43,13 @@ def lattice(ranks: int) -> Iterator[Group]:
     """Every aligned group of a node with `ranks` ranks, small degrees first: 8 ranks have 8 + 4 + 2 + 1 groups."""
     for degree in DEGREES:
         yield from (Group(first, degree) for first in range(0, ranks - degree + 1, degree))
+
+
+def degree_min(degrees: Collection[int], rank_tokens: int, least_tokens: int, *, cyclic: bool) -> int:
+    """The smallest degree whose workers hold `least_tokens` of KV; the largest, if none does. Where the layout is not `cyclic`
+    every rank holds all of a worker's blocks, and more ranks hold no more."""
+    enough = (degree for degree in sorted(degrees) if degree * rank_tokens >= least_tokens)
+    return next(enough, max(degrees)) if cyclic else min(degrees)
 
 
 def splits(composition: Composition, degrees: Collection[int]) -> Iterator[Composition]:

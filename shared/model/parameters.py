@@ -57,6 +57,9 @@ class Parameters(BaseModel):
     fetch_mb_per_s: int = Field(
         default=10_000, ge=1, le=10_000_000, description="between workers, until a source's own bandwidth was measured"
     )
+    fetch_half_life_s: int = Field(
+        default=0, ge=0, le=86_400, description="half of a measured bandwidth is forgotten after this; 0: it never is"
+    )
     worker_order: WorkerOrder = Field(
         default="shortest-first",
         description="least predicted work first, packed and in chunks; or by arrival and one whole prompt at a time (paper)",
@@ -148,12 +151,13 @@ class Parameters(BaseModel):
 
 RECOMMENDED: Final[Mapping[str, Any]] = {
     "placement_policy": "vertumnus",
+    "fetch_half_life_s": 60,
     "cache_policy": "regret",
     "scan_every_s": 0.5,
     "reconfiguration_policy": "forecast",
 }
-"""The policies that were measured to be better than the paper's (docs/figures.md), for pools whose record begins now. May be
-changed at any time: who has it has it from an event."""
+"""What was measured to be better than the paper's policies (docs/figures.md), or mends what older records were decided by, for
+pools whose record begins now. May be changed at any time: who has it has it from an event."""
 
 
 NOT_BY_HAND: Final = {"version": "it counts the changes", "frozen": "`vertumnus freeze` and `thaw` do it"}

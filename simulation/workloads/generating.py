@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate, count
-from math import ceil, exp, log
+from math import ceil, exp, inf, log
 from random import Random
 from typing import NamedTuple
 
@@ -105,8 +105,10 @@ def generated(phases: Sequence[Phase], chance: Random) -> Iterator[Row]:
     ids = count()
     systems = {phase.shape: _systems(phase.shape, ids, chance) for phase in phases}
     for phase in phases:
-        if not (phase.requests_per_s > 0 and phase.seconds > 0):
-            raise ValueError(f"phase: {phase.requests_per_s} requests/s for {phase.seconds} s; both must be above 0")
+        if not (0 < phase.requests_per_s < inf and 0 < phase.seconds < inf):
+            raise ValueError(
+                f"phase: {phase.requests_per_s} requests/s for {phase.seconds} s; both must be above 0, and end"
+            )
         if phase.burstiness < 1:
             raise ValueError(f"burstiness: {phase.burstiness} is below 1, that of a Poisson process")
         arrivals = wavering_s(phase, chance)

@@ -8,6 +8,7 @@ from shared.model import calibration as calibration_model
 from shared.model import pool as pool_model
 from shared.model.calibration import PPM, SAMPLES_MIN, Calibration
 from shared.model.cost import Coefficients
+from shared.model.parameters import Parameters
 from shared.model.pool import Pool
 from tests.support.story import Story, committed, registered
 
@@ -18,16 +19,17 @@ NODE, SLOW, FAST = NodeId("n0"), WorkerId("n0/1/0"), WorkerId("n0/1/4")
 
 
 class Pools:
-    """One node of two workers, whose events are folded as a router folds them."""
+    """One node of two workers, whose events are folded as a router folds them; 100 MB/s are configured."""
 
-    def __init__(self) -> None:
+    def __init__(self, fetch_half_life_s: int = 0) -> None:
         self.pool, self.calibration, self.coefficients = Pool(), Calibration(), COST
+        self.parameters = Parameters(fetch_mb_per_s=100, fetch_half_life_s=fetch_half_life_s)
         self.story = Story(self._fold)
         self.story.tell(registered(epoch=1, composition=(4, 4)), committed(composition=(4, 4)))
 
     def _fold(self, stored: object) -> None:
         pool_model.evolve(self.pool, stored)  # type: ignore[arg-type]
-        calibration_model.evolve(self.calibration, stored, self.pool, self.coefficients)  # type: ignore[arg-type]
+        calibration_model.evolve(self.calibration, stored, self.pool, self.coefficients, self.parameters)  # type: ignore[arg-type]
 
     def complete(self, worker: WorkerId, measured_us: int, predicted_us: int | None, **more: object) -> None:
         done = PrefillCompleted(
@@ -96,16 +98,71 @@ def test_workers_that_are_no_more_are_forgotten() -> None:
     assert pools.calibration.fetches, "the node's link is what it was"
 
 
+def fetch_us(pools: Pools, node: NodeId, read_bytes: int, later_s: float = 0) -> int:
+    """At 100 MB/s as configured, so long after the last event."""
+    now_ns = pools.story.now_ns + round(later_s * 1e9)
+    return pools.calibration.link(node, pools.parameters, now_ns).fetch_us(read_bytes)
+
+
+def read(pools: Pools, tokens: int, took_us: int) -> None:
+    """So many bytes from `NODE`, in as long beside the 5 ms of a set-up."""
+    pools.complete(SLOW, 1, 1, cached_fetched_tokens=tokens, fetched_from=FAST, fetch_us=5_000 + took_us)
+
+
 def test_a_nodes_own_bandwidth_replaces_the_configured_one() -> None:
     pools = Pools()
-    assert pools.calibration.fetch_us(NODE, 1_000_000, 100) == 15_000
-    # 1,000 tokens of a byte in 9 ms, of which 5 are set-up: 4 us per byte.
-    pools.complete(SLOW, 1, 1, cached_fetched_tokens=1_000, fetched_from=FAST, fetch_us=9_000)
-    assert pools.calibration.fetch_us(NODE, 1_000, 100) == 9_000
-    assert pools.calibration.fetch_us(NodeId("n1"), 1_000, 100) == 5_010
+    assert fetch_us(pools, NODE, 1_000_000) == 15_000
+    read(pools, 1_000, 4_000)
+    assert fetch_us(pools, NODE, 1_000) == 9_000
+    assert fetch_us(pools, NodeId("n1"), 1_000) == 5_010
 
 
 def test_a_fetch_within_the_time_of_a_set_up_still_takes_something() -> None:
     pools = Pools()
     pools.complete(SLOW, 1, 1, cached_fetched_tokens=1_000, fetched_from=FAST, fetch_us=400)
-    assert pools.calibration.fetch_us(NODE, 1_000, 100) == 5_100
+    assert fetch_us(pools, NODE, 1_000) == 5_100
+
+
+def test_without_a_half_life_a_measurement_counts_for_ever() -> None:
+    """As in every record from before there was one."""
+    pools = Pools()
+    read(pools, 1_000, 4_000)
+    assert fetch_us(pools, NODE, 1_000, later_s=10**6) == 9_000
+    pools.story.wait(10**6)
+    read(pools, 1_000, 2_000)
+    # Of the first a sixteenth is gone: 938 + 1,000 bytes in 3,750 + 2,000 us.
+    assert fetch_us(pools, NODE, 1_938) == 5_000 + 5_750
+
+
+@pytest.mark.parametrize(
+    ("later_s", "slow_us"),
+    [
+        (0, 1_000_000),
+        (-5, 1_000_000),
+        (30, 750_002),
+        (60, 500_005),
+        (90, 375_006),
+        (120, 250_007),
+        (600, 985),
+        (10**9, 10),
+    ],
+)
+def test_one_slow_read_is_forgotten_by_halves(later_s: float, slow_us: int) -> None:
+    """1,000 bytes in a second, where 10 us are configured; half a minute is half of the way to the first half-life."""
+    pools = Pools(fetch_half_life_s=60)
+    read(pools, 1_000, 1_000_000)
+    assert fetch_us(pools, NODE, 1_000, later_s) == pytest.approx(5_000 + slow_us, abs=1)
+
+
+def test_what_has_been_forgotten_does_not_come_back_with_the_next_read() -> None:
+    pools = Pools(fetch_half_life_s=60)
+    read(pools, 1_600, 1_600_000)
+    pools.story.wait(120)
+    read(pools, 1_000, 2_000)
+    # A quarter of the first counted, and of that a sixteenth is gone: 375 + 1,000 bytes in 375,000 + 2,000 us.
+    assert fetch_us(pools, NODE, 1_375) == 5_000 + 377_000
+    pools.story.wait(-300)
+    read(pools, 1_000, 2_000)
+    assert pools.calibration.fetches[NODE].last_ns == pools.story.now_ns + 300 * 10**9, (
+        "an agent's clock that is behind"
+    )

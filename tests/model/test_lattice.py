@@ -9,6 +9,7 @@ from shared.model.lattice import (
     RANKS_MAX,
     Composition,
     Group,
+    degree_min,
     groups_of,
     lattice,
     merges,
@@ -114,3 +115,23 @@ def test_every_split_is_undone_by_one_merge_and_every_merge_by_one_split(composi
 def test_a_degree_that_is_not_allowed_is_no_outcome_of_a_step() -> None:
     assert list(splits((2, 2, 4), (2, 4))) == [(2, 2, 2, 2)]
     assert list(merges((4, 4), (2, 4))) == []
+
+
+@pytest.mark.parametrize(
+    ("rank_tokens", "least_tokens", "cyclic", "degree"),
+    [
+        (10_000, 10_000, True, 1),
+        (10_000, 10_001, True, 2),
+        (10_000, 32_768, True, 4),
+        (10_000, 80_000, True, 8),
+        (10_000, 80_001, True, 8),
+        (10_000, 80_000, False, 1),
+    ],
+)
+def test_the_least_degree_by_memory_by_hand(rank_tokens: int, least_tokens: int, cyclic: bool, degree: int) -> None:
+    assert degree_min(DEGREES, rank_tokens, least_tokens, cyclic=cyclic) == degree
+
+
+def test_the_least_degree_is_one_that_the_node_has() -> None:
+    assert degree_min((4, 8), 10_000, 10_000, cyclic=True) == 4
+    assert degree_min((1, 2), 10_000, 80_000, cyclic=True) == 2

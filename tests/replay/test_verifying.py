@@ -33,7 +33,7 @@ from shared.contracts.events import (
 )
 from shared.contracts.ids import NodeId
 from shared.model import holders as holders_model
-from shared.model.calibration import Calibration
+from shared.model.calibration import Calibration, Link
 from shared.model.holders import Holders
 from tests.replay.lagging_world import World
 
@@ -356,7 +356,7 @@ FAULTS_OF_OURS: dict[str, tuple[Any, str, Wrap]] = {
         "costs",
         forgives_delays,
     ),
-    "a fetch takes no time": (Calibration, "fetch_us", lambda real: lambda self, source, size, rate: 0),
+    "a fetch takes no time": (Link, "fetch_us", lambda real: lambda self, size: 0),
     "a source serves any number": (outlook, "FETCHES_PER_SOURCE_MAX", lambda real: 1_000),
     "a second's wait is long": (lines, "WAIT_NS_MAX", lambda real: 10**9),
     "second attempts are new work": (

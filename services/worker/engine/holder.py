@@ -13,7 +13,7 @@ from shared.contracts.ids import BlockId
 @dataclass(slots=True, eq=False)
 class Slot:
     """One slot of one rank: equal to itself alone. `block` is None in a free slot and in one whose content has no id (yet).
-    `used` counts up and says when the slot was last let go."""
+    `used` counts up and says when its content was last let go; 0 before."""
 
     rank: int
     index: int
@@ -46,6 +46,7 @@ class Holder:
     def hold(self, slot: Slot) -> None:
         """Add a block whose parent is held."""
         assert slot.block is not None, "only a block with an id can be held"
+        assert slot.block not in self.held, "a worker never holds a block twice"
         assert slot.parent is None or slot.parent in self.held, "a holder never has a block without its parent"
         self.held[slot.block] = slot
         self.children.setdefault(slot.parent, {})[slot.block] = None

@@ -9,9 +9,10 @@ Rules:
     recorded, not derived: after a switch the rule no longer describes the blocks that were there before.
 3.  A worker *holds* a block that lies on one of its ranks and whose parent it holds too, as of the last `adopt` or
     `commit`. So holders are prefix-closed, and the longest match is the first gap in the chain.
-4.  `adopt` moves nothing. A merge makes the blocks of all its ranks usable together; of two copies the one that was used
-    last stays held. After a split, blocks whose parents lie on the sibling's ranks are *stranded*: they keep their slots, are
-    first to be evicted, and are held again, with the age that they have, if a later merge brings their parents back.
+4.  `adopt` moves nothing. A merge makes the blocks of all its ranks usable together; of two copies a pinned one stays held, or
+    else the one that was used last. After a split, blocks whose parents lie on the sibling's ranks are *stranded*: they keep
+    their slots, are first to be evicted, and are held again, with the age that they have, if a later merge brings their
+    parents back.
 5.  Under pressure the least recently used block of the rank that lacks room goes, a leaf before its parents, and with it its
     descendants on other ranks, deepest first. A block is used no later than its parent, so what goes was used no later than the
     victim (but where requests pinned both copies of a block when their workers were merged).
@@ -62,7 +63,8 @@ class KvPool:
         self._slots = KvSlots(ranks, blocks_per_rank)
         self.copies = KvCopies(self._slots)
         self._reservations: dict[RequestId, Reservation] = {}
-        self._unfinished: set[RequestId] = set()
+        # In the order in which they were begun: a set's would be another in every process, and so the age of what is released.
+        self._unfinished: dict[RequestId, None] = {}
 
     def adopt(self, composition: Composition) -> None:
         """Regroup the ranks. Blocks, pins and slots stay as they are, but for requests that are unfinished: those are
@@ -127,7 +129,7 @@ class KvPool:
             held_blocks=held_blocks,
         )
         self._reservations[request] = reservation
-        self._unfinished.add(request)
+        self._unfinished[request] = None
         return reservation
 
     def _reusable_blocks(self, held_blocks: int, prompt_tokens: int) -> int:
@@ -154,7 +156,7 @@ class KvPool:
         self._slots.hold(worker, slots, named, parent, first)
         self._reservations[request] = replace(reservation, held_blocks=max(first, whole_blocks))
         if computed_tokens == reservation.prompt_tokens:
-            self._unfinished.remove(request)
+            del self._unfinished[request]
         return Stored(first, len(named))
 
     def _take_over(self, reservation: Reservation) -> Reservation:
@@ -173,7 +175,7 @@ class KvPool:
         """Drop the request's pins; what was never committed of it is free again. Unknown requests are ignored."""
         reservation = self._reservations.pop(request, None)
         if reservation is not None:
-            self._unfinished.discard(request)
+            self._unfinished.pop(request, None)
             self._slots.unpin(self._slots.pinned(reservation.slots))
 
     def take_evicted(self, group: Group) -> tuple[BlockId, ...]:

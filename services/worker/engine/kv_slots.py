@@ -108,7 +108,7 @@ class KvSlots:
                 self._push_out(next(iter(self._unpinned[rank].values())))
             slot = free.pop()
             slot.generation += 1
-            slot.pins = 1
+            slot.pins, slot.used = 1, 0
             slots.append(slot)
         return slots
 

@@ -224,8 +224,8 @@ class Engine(Protocol):
         """Run one step: reuse what the worker holds of each chain, compute the rest or as much as asked, store the whole
         blocks, choose the first token of each prompt that is finished. A caller that leaves cancels every request of the step.
 
-        Errors: StaleEpoch, Busy, OutOfBlocks, EngineDied, EngineError for a field out of bounds. They are the step's and not
-        an item's: nothing is half done, items that were new hold no pins, and unfinished ones are as they were.
+        Errors: StaleEpoch, Busy, OutOfBlocks, EngineDied, EngineError for a field out of bounds or a prompt that comes to no
+        numbers. They are the step's and not an item's: items that were new hold no pins, unfinished ones are as they were.
         """
 
     def cached_blocks(self, group: Group, chain: Sequence[BlockId]) -> int:
@@ -280,7 +280,7 @@ class Engine(Protocol):
     ) -> AsyncGenerator[Token, None]:
         """At most `max_new_tokens` tokens after `past` and `first_token`, ending after a stop token (which is yielded).
 
-        Needs `hand_off` first. Closing the generator ends the sequence and frees its memory. Errors: EngineDied.
+        Needs `hand_off` first. Closing the generator ends the sequence and frees its memory. Errors: EngineDied; EngineError.
         """
 
     def release(self, request: RequestId) -> None:

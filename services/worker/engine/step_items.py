@@ -35,7 +35,7 @@ class Reserved(NamedTuple):
 
 def reserve(pool: KvPool, step: PrefillStep) -> list[Reserved]:
     """Slots for every item of a step, or for none: after an error items that are new hold nothing, and unfinished ones what
-    they held. Errors: those of `KvPool.reserve`, and EngineError for a number of items or an `until` out of bounds."""
+    they held. Errors: those of `KvPool.reserve`, and EngineError for what `check_items` finds."""
     check_items(step, pool.block_tokens)
     reserved: list[Reserved] = []
     try:
@@ -48,7 +48,7 @@ def reserve(pool: KvPool, step: PrefillStep) -> list[Reserved]:
 
 
 def check_items(step: PrefillStep, block_tokens: int) -> None:
-    """EngineError for a number of items or an `until` out of bounds."""
+    """EngineError for a number of items or an `until` out of bounds, or a chain that comes back to a block of its own."""
     requests = {item.request for item in step.items}
     if not 1 <= len(step.items) <= STEP_ITEMS_MAX or len(requests) < len(step.items):
         raise EngineError(
@@ -56,6 +56,10 @@ def check_items(step: PrefillStep, block_tokens: int) -> None:
         )
     for item in step.items:
         _check_until(item, block_tokens)
+        if len(set(item.chain)) < len(item.chain):
+            raise EngineError(
+                f"chain: {len(item.chain)} ids, of them {len(set(item.chain))} different; a prompt has each block once"
+            )
 
 
 def fail(pool: KvPool, items: Iterable[Reserved]) -> None:

@@ -13,12 +13,14 @@ from shared.contracts.ids import NodeId, WorkerId, worker_id
 @event("leadership-taken", channel=Channel.CONTROL, senders=("controller",))
 class LeadershipTaken(EventData):
     """From here on appends of leaders with an older term fail, and agents refuse their commands. The leader has folded
-    `kept_events` events that the log had dropped, and the log from `first_seq` on."""
+    `kept_events` events that the log had dropped, and the log from `first_seq` on. If it `resumes`, the steps of plans under
+    way have their limits anew; before there was this field, a change of leaders counted against them."""
 
     leader: str
     term: int = Field(ge=1)
     first_seq: int = Field(default=1, ge=1)
     kept_events: int = Field(default=0, ge=0)
+    resumes: bool = False
 
 
 @event("window-closed", channel=Channel.CONTROL, senders=("controller",))

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from shared.contracts.envelope import Channel, EventData, event
-from shared.contracts.geometry import MaybeComposition, Rank, RankCount
+from shared.contracts.geometry import Degree, MaybeComposition, Rank, RankCount
 from shared.contracts.ids import BLOCK_TOKENS_MAX, BLOCK_TOKENS_MIN, NodeId, RequestId, WorkerId
 
 AbortReason = Literal[
@@ -21,7 +21,8 @@ class NodeRegistered(EventData):
     a step computes at most of one prompt, None if prompts are not cut; `fetches` says that an assignment may name blocks to
     be read from another worker. `decode_sequences` is how many requests a decode rank takes at a time, 0 if it takes none that
     another node has prefilled; `hands_off` that a prefill of this node may go on at another's decode rank. `evicts` says that
-    single prefixes can be taken out of its caches.
+    single prefixes can be taken out of its caches. Nobody changes the node to workers below `degree_min`: their KV memory,
+    which is what the model's weights have left, would not hold what one step computes of a prompt.
     """
 
     node: NodeId
@@ -47,6 +48,7 @@ class NodeRegistered(EventData):
     decode_sequences: int = Field(default=0, ge=0)
     hands_off: bool = False
     evicts: bool = True
+    degree_min: Degree = 1
 
 
 @event("node-lost", channel=Channel.WORKERS, senders=("worker",))

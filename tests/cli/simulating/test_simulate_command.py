@@ -58,6 +58,10 @@ def test_pictures_and_rows(tmp_path: Path) -> None:
         (["--gpus", "17"], "--gpus 17"),
         (["--coefficients", "none"], "coefficients"),
         (["--warmup-s", "1000"], "no request arrived"),
+        (["--warmup-s", "inf"], "Invalid value for '--warmup-s'"),
+        (["--view-age-s", "nan"], "Invalid value for '--view-age-s'"),
+        (["--straggler", "n0=nan"], "--straggler n0=nan: the factor is outside [0.1, 100.0]"),
+        (["--phase", "inf:4:tool-agent"], "both must be above 0, and end"),
     ],
 )
 def test_what_cannot_be_is_named(options: list[str], named: str) -> None:

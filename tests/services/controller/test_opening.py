@@ -43,6 +43,7 @@ def test_what_new_pools_begin_with() -> None:
         parameters_version=1,
         changes={
             "placement_policy": "vertumnus",
+            "fetch_half_life_s": 60,
             "cache_policy": "regret",
             "scan_every_s": 0.5,
             "reconfiguration_policy": "forecast",

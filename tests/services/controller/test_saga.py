@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.controller.capacity import Capacity
-from services.controller.saga import Move, advance, obstacle, orders, plan
+from services.controller.saga import RESUMED_MAX, Move, advance, obstacle, orders, plan
 from shared.contracts.commands import Adopt, Drain
 from shared.contracts.events import (
     DrainCompleted,
@@ -14,6 +14,7 @@ from shared.contracts.events import (
     EpochAborted,
     EpochCommitted,
     Frozen,
+    LeadershipTaken,
     NodeDeclaredLost,
     NodeLost,
     PlacementReconciled,
@@ -139,6 +140,39 @@ def test_every_step_has_a_limit(step: str) -> None:
     assert story.state.pool.nodes[N0].draining == frozenset()
 
 
+def ends(story: ControllerStory) -> bool:
+    return any(isinstance(each, EpochAborted) for each in next_step(story))
+
+
+@pytest.mark.parametrize("step", LIMITS)
+def test_a_step_has_its_limit_anew_under_another_leader_but_a_drain_goes_on_without_one(step: str) -> None:
+    story = at(step)
+    story.wait(LIMITS[step] + 1)
+    assert ends(story)
+    story.tell(LeadershipTaken(leader="c2", term=2, resumes=True))
+    assert ends(story) is (step == "draining")
+    story.wait(LIMITS[step] + 0.001)
+    assert ends(story), "and no longer than that"
+
+
+def test_leaders_that_come_and_go_do_not_keep_drained_workers_idle_for_good() -> None:
+    story = at("switching")
+    for term in range(2, 2 + RESUMED_MAX):
+        story.wait(3)
+        story.tell(LeadershipTaken(leader="c2", term=term, resumes=True))
+        assert not ends(story)
+    story.wait(3)
+    story.tell(LeadershipTaken(leader="c3", term=9, resumes=True))
+    assert ends(story)
+
+
+def test_in_an_old_record_another_leader_finds_the_limit_passed() -> None:
+    story = at("switching")
+    story.wait(3)
+    story.tell(LeadershipTaken(leader="c2", term=2))
+    assert ends(story)
+
+
 @pytest.mark.parametrize("step", LIMITS)
 @pytest.mark.parametrize(
     "loss",
@@ -211,6 +245,22 @@ def test_a_degree_that_the_engine_has_no_group_for_is_not_planned() -> None:
     move = SPLIT._replace(composition=(8,))
     why = obstacle(story.state.sagas, story.state.pool, story.state.parameters, move)
     assert why == "composition (8,): degrees [8] are not among (1, 2, 4) of node n0"
+
+
+def test_a_worker_that_holds_less_than_a_step_computes_is_not_planned_and_one_that_is_there_stays() -> None:
+    story = serving_story()
+    small = {"degree_min": 4, "blocks_per_rank": 10, "block_tokens": 64}
+    story.tell(registered(incarnation=2, epoch=1, composition=(1, 1, 2, 4)).model_copy(update=small))
+
+    def why(*composition: int) -> str | None:
+        move = SPLIT._replace(composition=composition)
+        return obstacle(story.state.sagas, story.state.pool, story.state.parameters, move)
+
+    assert why(1, 1, 2, 2, 2) == (
+        "composition (1, 1, 2, 2, 2): a worker of degree 2 holds 1280 tokens of KV, less than one step computes of a prompt;"
+        " workers of node n0 need a degree of 4"
+    )
+    assert why(4, 4) is why(8) is None
 
 
 def test_one_saga_per_node_and_reconfigurations_max_in_the_pool() -> None:

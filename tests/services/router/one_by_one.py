@@ -103,7 +103,7 @@ def ways(state: State, own: Way, everybody: list[Way], question: Question) -> li
         tokens = reusable_tokens(blocks, spec.block_tokens, question.prompt_tokens)
         if tokens > own.cached_tokens:
             read_bytes = (tokens - own.cached_tokens) * spec.kv_bytes_per_token
-            fetch_us = state.calibration.fetch_us(node, read_bytes, parameters.fetch_mb_per_s)
+            fetch_us = state.calibration.link(node, parameters, question.now_ns).fetch_us(read_bytes)
             pending = [replace(own, cached_tokens=tokens, fetch_us=fetch_us, fetch_from=own.worker)]
     if weights(parameters).policy != "vertumnus":
         return found + pending
@@ -125,7 +125,8 @@ def ways(state: State, own: Way, everybody: list[Way], question: Question) -> li
     tokens = source.cached_tokens - own.cached_tokens
     if parameters.prefix_fetch and tokens > 0 and loads.specs[node_of(own.worker)].fetches:
         read_bytes = tokens * spec.kv_bytes_per_token
-        fetch_us = state.calibration.fetch_us(node_of(source.worker), read_bytes, parameters.fetch_mb_per_s)
+        link = state.calibration.link(node_of(source.worker), parameters, question.now_ns)
+        fetch_us = link.fetch_us(read_bytes)
         found.append(replace(own, cached_tokens=source.cached_tokens, fetch_us=fetch_us, fetch_from=source.worker))
     return found + pending
 

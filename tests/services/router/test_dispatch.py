@@ -21,7 +21,7 @@ from router_world import committed, registered
 from services.router import dispatch, placing_again
 from services.router.calls import NotReceived, Unserved
 from services.router.frames import Broken
-from shared.contracts.commands import Assign, Claim, RouterAlive, SamplingSpec, encode_message
+from shared.contracts.commands import PROMPT_BLOCKS_MAX, Assign, Claim, RouterAlive, SamplingSpec, encode_message
 from shared.contracts.envelope import Envelope
 from shared.contracts.events import (
     ENDS,
@@ -39,7 +39,7 @@ from shared.contracts.events import (
     RouterRegistered,
     Uncordoned,
 )
-from shared.contracts.ids import NodeId, RequestId, RouterId
+from shared.contracts.ids import BlockId, NodeId, RequestId, RouterId
 from shared.model.cost import Coefficients
 from shared.runtime.outbox import OutboxFull
 from tests.support.replica import eventually
@@ -637,6 +637,12 @@ class TestNoWorker:
             with pytest.raises(Unserved) as failure:
                 await router.answer(PROMPT)
             assert failure.value.reason == "too-long"
+
+    async def test_a_prompt_of_more_blocks_than_a_message_can_name_is_refused(self, tmp_path: Path) -> None:
+        async with front(tmp_path) as router:
+            with pytest.raises(NotReceived, match="has 32769 blocks; 32768 at most") as failure:
+                await router.submit(PROMPT, chain=(BlockId(bytes(16)),) * (PROMPT_BLOCKS_MAX + 1))
+            assert (failure.value.reason, router.dispatcher.open_requests) == ("too-long", 0)
 
     async def test_the_last_worker_leaves(self, tmp_path: Path) -> None:
         async with front(tmp_path) as router:

@@ -277,6 +277,25 @@ class TestFetch:
         # 100,000 bytes in 10 ms.
         assert assign(log, arrival("r2")).candidates[0].fetch_us == 5_000 + 9_000
 
+    def test_a_source_that_was_slow_once_is_read_from_again(self) -> None:
+        """100,000 bytes in 1,000 s, and 95 ms are configured for what is wanted. A request saves 1.71 s with it, so it is worth
+        it from 10 half-lives on: 900 s >> 10 are 879 ms more."""
+        log, source = self.fetching(4, 4)
+        done = prefilled("x", source).model_copy(
+            update={"cached_fetched_tokens": 1_000, "fetched_from": source, "fetch_us": 1_000_000_000}
+        )
+        log.fold(done)
+
+        def read_from() -> list[WorkerId | None]:
+            questions = [
+                Question(1_000, arrival("r9").chain, NOW_NS + minutes * 60 * SECOND_NS) for minutes in (0, 9, 10)
+            ]
+            return [placed and placed.winner.fetch_from for placed, _ in (weigh(log.state, each) for each in questions)]
+
+        assert read_from() == [None, None, None], "it is never forgotten"
+        log.fold(ParametersChanged(parameters_version=3, changes={"fetch_half_life_s": 60}, asked_by="t"))
+        assert read_from() == [None, None, source]
+
 
 class TestCalibration:
     def test_a_slow_worker_costs_what_it_takes(self) -> None:

@@ -12,6 +12,7 @@ from router_world import AGENT, ME, NOW_NS, ROUND, SECOND_NS, Log, arrival, pool
 
 from services.router import decider, stealing
 from services.router.decider import Moment, State, assign_again, receive, redirect
+from services.router.stealing import WAITING_MAX
 from services.worker.desk import Desk
 from services.worker.job import JobKey, Stage
 from shared.contracts.commands import Accepted, Assign, SamplingSpec
@@ -86,6 +87,21 @@ def test_another_router_s_work_before_one_s_own_is_a_reason_to_look_and_nothing_
     assert move(log) == ("ours", 1, 2_000_000 - 20_000)
     log.fold(started("ours", BUSY))
     assert not hears(ME, AGENT, started("theirs", BUSY)), "who has started stays"
+
+
+def test_of_a_long_line_only_the_end_is_looked_through() -> None:
+    """Those at the end are another router's, so one's own is found only if it is among the last ones looked at."""
+    log = pool()
+    queue(log, "ours", 100)
+    for number in range(WAITING_MAX):
+        queue(log, f"theirs-{number}", 1_000 + number)
+    for request, opened in log.state.loads.open.items():
+        opened.source = ME if request == "ours" else Source("router-2-0000")
+    assert move(log) is None
+    log.fold(started(f"theirs-{WAITING_MAX - 1}", BUSY))
+    found = move(log)
+    assert found is not None
+    assert found.request == "ours"
 
 
 def test_what_another_gateway_forwards_stays() -> None:

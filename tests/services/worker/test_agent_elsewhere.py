@@ -122,6 +122,31 @@ async def test_a_node_that_refuses_or_is_silent_breaks_the_attempt_off_and_nothi
         assert len(world.state.desk) == 0
 
 
+async def test_a_hand_off_that_no_message_can_name_breaks_off_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the bus says of a prompt of very many blocks."""
+    world = World()
+    request = world.bus.request
+
+    async def limited(subject: str, payload: bytes, timeout_s: float) -> bytes:
+        if subject == SUBJECTS.agent(OTHER):
+            raise ValueError(f"message on {subject}: 2000000 bytes; the server takes at most 1048576")
+        return await request(subject, payload, timeout_s)
+
+    monkeypatch.setattr(world.bus, "request", limited)
+    async with running(world):
+        assert (
+            await world.ask(world.assignment("a", TOKENS, max_new_tokens=5, decode_worker=THERE))
+        ).kind == "accepted"
+        await world.clock.advance(1.0)
+        assert [frame.error for frame in world.of("a")] == [None, "engine"]
+        assert (
+            await world.ask(world.assignment("b", TOKENS, max_new_tokens=5, decode_worker=DECODE))
+        ).kind == "accepted"
+        await world.clock.advance(5.0)
+        assert world.of("b")[-1].finish == "length"
+        assert len(world.events(NodeRegistered)) == 1, "the node lives on"
+
+
 # --- the side that decodes
 
 SAID = Said.of(TOKENS)

@@ -2,7 +2,9 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -235,6 +237,15 @@ def test_an_incarnation_follows_the_highest_the_log_knows() -> None:
     assert again.incarnation == 8
 
 
+@pytest.mark.parametrize(("chunk_tokens", "degree"), [(None, 1), (1_024, 1), (1_025, 2), (4_096, 4), (1 << 20, 4)])
+def test_a_node_says_which_workers_hold_less_than_a_step_computes(chunk_tokens: int | None, degree: int) -> None:
+    """1,024 tokens of each rank, and no prompt has more than 4,000."""
+    engine = replace(DESCRIPTION, degrees=(1, 2, 4), block_tokens=64, blocks_per_rank=16, prompt_tokens_max=4_000)
+    registered = register(initial(NODE, 1), engine, "c", chunk_tokens)[-1]
+    assert isinstance(registered, NodeRegistered)
+    assert registered.degree_min == degree
+
+
 def test_a_node_that_was_declared_lost_is_not_said_to_be_lost_again() -> None:
     state = initial(NODE, 1)
     evolve(state, stored(register(state, DESCRIPTION, "c")[-1]))
@@ -343,6 +354,7 @@ def test_a_bad_field_is_named() -> None:
     assert refused(prompt_tokens=10**6) == ("bad-command", "prompt_tokens")
     assert refused(block_ids=b"x" * 15) == ("bad-command", "block_ids")
     assert refused(block_ids=b"x" * 16 * 5) == ("bad-command", "block_ids")
+    assert refused(block_ids=b"x" * 16 * 2) == ("bad-command", "block_ids"), "each block comes once"
     assert refused(max_new_tokens=0) == ("bad-command", "max_new_tokens")
     assert refused(decode_worker="n0/decode/7") == ("bad-command", "decode_worker")
     assert refused(decode_worker="n1/decode/0") is None, "which ranks another node has is its own affair"

@@ -21,7 +21,7 @@ from services.worker.engine.torch.devices import upload
 from services.worker.engine.torch.messages import Decode, Decoded
 from services.worker.engine.torch.model import Model
 from services.worker.engine.torch.penalties import Said
-from services.worker.engine.torch.sampling import choose
+from services.worker.engine.torch.sampling import NotFinite, choose
 
 
 @dataclass(slots=True)
@@ -74,7 +74,11 @@ class DecodeRank:
     def _advance(self, sequence: _Sequence, logits_V: Tensor) -> Decoded:
         command = sequence.command
         sequence.tokens += 1
-        token = choose(logits_V, command.sampling, sequence.tokens, sequence.said)
+        try:
+            token = choose(logits_V, command.sampling, sequence.tokens, sequence.said)
+        except NotFinite:
+            del self._decoding[command.sequence]
+            return Decoded(command.n, None, last=True)
         if sequence.said is not None:
             sequence.said.say(token.token)
         sequence.next_token, sequence.produced = token.token, sequence.produced + 1

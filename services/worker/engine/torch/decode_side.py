@@ -18,6 +18,7 @@ from services.worker.engine.torch.messages import Decode, End, Reply
 from services.worker.engine.torch.move_messages import BlockMove, ContextRef, Moved
 from services.worker.engine.torch.mover import HAND_OFFS_MAX
 from services.worker.engine.torch.mover_side import MoverSide, UnderWay
+from services.worker.engine.torch.parts import NOT_FINITE
 from services.worker.engine.torch.rank_process import RankProcess, TokenStream
 from services.worker.engine.torch.ranks import Ranks
 from services.worker.engine.torch.settings import TorchSettings
@@ -174,6 +175,8 @@ class DecodeSide:
                 message = await sequence.stream.get()
                 if isinstance(message, EngineError):
                     raise message
+                if message.token is None:
+                    raise EngineError(f"request {request}: {NOT_FINITE}")
                 last = message.last
                 yield message.token
         finally:

@@ -13,7 +13,6 @@ from itertools import count
 from services.worker.engine.continuation import NO_PAST, Past
 from services.worker.engine.copy_plan import Copied, CopyPlan, Evicted, HandOffPlan, Pinned, Source
 from services.worker.engine.kv_pool import KvPool, Reservation
-from services.worker.engine.past import past_of
 from services.worker.engine.protocol import (
     Busy,
     EngineDescription,
@@ -35,10 +34,10 @@ from services.worker.engine.torch.checks import check_item, check_sampling, desc
 from services.worker.engine.torch.copy_side import CopySide
 from services.worker.engine.torch.decode_side import DecodeSide
 from services.worker.engine.torch.kv_layout import ContextLayout, KvLayout
-from services.worker.engine.torch.messages import Part, Prefill, Prefilled
+from services.worker.engine.torch.messages import Prefill
 from services.worker.engine.torch.model_config import read_config
-from services.worker.engine.torch.movement import moves_queries
 from services.worker.engine.torch.mover_side import MoverSide
+from services.worker.engine.torch.parts import Parts, first_tokens
 from services.worker.engine.torch.ranks import Ranks
 from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.switch import Switch
@@ -68,7 +67,7 @@ class TorchEngine:
         self._config = read_config(settings.model_dir)
         self._description = describe(settings, self._config)
         self._pool = KvPool(settings.prefill_ranks, settings.blocks_per_rank, settings.block_tokens)
-        layout = self._layout = KvLayout.of(self._config, settings.block_tokens, settings.blocks_per_rank)
+        layout = KvLayout.of(self._config, settings.block_tokens, settings.blocks_per_rank)
         context_tokens = min(settings.context_tokens_max, self._config.positions_max)
         self._ranks = Ranks(settings, layout, context_tokens, self._numbers, self._on_loss)
         self._switch = Switch(self._ranks, self._pool, self._numbers, settings.switch_timeout_s)
@@ -77,6 +76,7 @@ class TorchEngine:
         self._mover_side = MoverSide(self._ranks, zygote, settings, contexts, model, self._numbers, new_name)
         self._decode_side = DecodeSide(self._ranks, self._mover_side, settings, context_tokens, self._numbers)
         self._copy_side = CopySide(self._pool, self._ranks, self._mover_side)
+        self._parts = Parts(settings, layout, self._config.q_heads)
         self._started = False
         self._steps: dict[Group, _Step] = {}
         self._dead = asyncio.Event()
@@ -188,29 +188,10 @@ class TorchEngine:
     async def _compute(self, group: Group, items: Sequence[Reserved]) -> dict[int, Token]:
         """The first token of each item that ends its prompt, by its place in the step."""
         command = Prefill(
-            next(self._numbers), self._switch.epoch, tuple(self._part(group.degree, reserved) for reserved in items)
+            next(self._numbers), self._switch.epoch, tuple(self._parts.of(group.degree, reserved) for reserved in items)
         )
         replies = await asyncio.gather(*(self._ranks.prefill[rank].ask(command) for rank in group.ranks))
-        chosen = [pair for reply in replies if isinstance(reply, Prefilled) for pair in reply.tokens]
-        ending = [number for number, reserved in enumerate(items) if reserved.ends_prompt]
-        assert sorted(number for number, _ in chosen) == ending, "one rank chooses each first token"
-        return dict(chosen)
-
-    def _part(self, degree: int, reserved: Reserved) -> Part:
-        item, reservation, cost = reserved.item, reserved.reservation, self._settings.collective_byte_cost
-        blocks = -(-reserved.end_tokens // self._settings.block_tokens)
-        tokens = tuple(item.tokens[reserved.cached_tokens : reserved.end_tokens].tolist())
-        return Part(
-            tokens=tokens,
-            slots=reservation.slots[:blocks],
-            reused_blocks=reservation.reused_blocks,
-            held_blocks=reservation.held_blocks,
-            sampling=item.sampling if reserved.ends_prompt else None,
-            past=past_of(item.tokens, item.generated_tokens, item.sampling) if reserved.ends_prompt else NO_PAST,
-            moves_queries=moves_queries(
-                self._layout, self._config.q_heads, degree, reserved.cached_tokens, len(tokens), cost
-            ),
-        )
+        return first_tokens(replies, items)
 
     def cached_blocks(self, group: Group, chain: Sequence[BlockId]) -> int:
         """See `Engine.cached_blocks`."""

@@ -189,19 +189,19 @@ class Loading:
 @dataclass(frozen=True, slots=True)
 class Prefilled:
     """This rank's share is computed and its blocks are written. The rank with a part's last position chose its first token:
-    `tokens` has (number of the part, token) for those of this rank."""
+    `tokens` has (number of the part, token) for those of this rank, None where its logits are no finite numbers."""
 
     n: int
-    tokens: tuple[tuple[int, Token], ...]
+    tokens: tuple[tuple[int, Token | None], ...]
     kind: Literal["prefilled"] = "prefilled"
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One token of a sequence; `last` ends the stream."""
+    """One token of a sequence; `last` ends the stream, as does None, where the logits are no finite numbers."""
 
     n: int
-    token: Token
+    token: Token | None
     last: bool
     kind: Literal["decoded"] = "decoded"
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm
 
+from services.worker.engine.protocol import EngineError
 from services.worker.engine.torch.memory import ROWS
 from services.worker.engine.torch.mlp import ExpertMlp, mlp_of
 from services.worker.engine.torch.model_config import ModelConfig
@@ -106,6 +107,18 @@ class Model:
             for rows in layer.parts(tokens):
                 layer.go_on(x_TE[rows], attended_TA[rows])
         return x_TE
+
+    def check(self) -> None:
+        """EngineError if even one token alone comes to nothing: such weights would fail every request, and quickly."""
+        token_T, times = self.cos_PD.new_zeros(1, dtype=torch.int64), self.config.q_heads // self.config.kv_heads
+
+        def attend(layer: int, q_THD: Tensor, kv_2TGD: Tensor) -> Tensor:  # noqa: ARG001 - see `Attend`
+            """What a single token attends to is its own value."""
+            return kv_2TGD[1].repeat_interleave(times, dim=1)
+
+        hidden_TE = self.forward(token_T, token_T, attend)
+        if not self.logits(hidden_TE).isfinite().all():
+            raise EngineError("weights: the logits of token 0 are no finite numbers; is the checkpoint damaged?")
 
     def logits(self, hidden_TE: Tensor) -> Tensor:
         """(T, V) float32 for the hidden states of the positions whose next token is wanted, in host memory: one copy, and

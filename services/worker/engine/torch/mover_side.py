@@ -29,7 +29,7 @@ from services.worker.engine.torch.move_messages import (
     Sums,
 )
 from services.worker.engine.torch.rank_process import RankProcess
-from services.worker.engine.torch.ranks import Ranks, wait_gone
+from services.worker.engine.torch.ranks import WATCH_S, Ranks, wait_gone
 from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.unbroken import to_the_end
 from services.worker.engine.torch.zygote import Zygote
@@ -80,6 +80,7 @@ class MoverSide:
         self._contexts, self._model, self._numbers, self._new_name = contexts, model, numbers, new_name
         self._starting, self._ending = asyncio.Lock(), asyncio.Lock()
         self._mover: RankProcess | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._lent: set[str] = set()
         self._unreadable = ""
         self._logger = structlog.get_logger(component="torch-engine")
@@ -102,6 +103,7 @@ class MoverSide:
         settings, handles, watcher = self._settings, self._ranks.pool_handles, _Watcher()
         rank = settings.prefill_ranks + settings.decode_ranks
         self._mover = mover = watcher.mover = await RankProcess.spawn(self._zygote, rank, self._ranks.files, watcher)
+        self._watch = asyncio.create_task(self._watch_stopped(mover))
         begin = BeginMoving(
             n=next(self._numbers),
             name=self._new_name(),
@@ -135,11 +137,20 @@ class MoverSide:
                 raise EngineError("the mover was silent") from error
             raise MoverEnded(f"the mover ended: {error}") from error
 
+    async def _watch_stopped(self, mover: RankProcess) -> None:
+        """One that a signal has stopped, and that does not go on for `hung_s`, is given up, in its start as well."""
+        while not mover.failed:
+            await asyncio.sleep(WATCH_S)
+            if mover.owed and mover.look() >= self._settings.hung_s / WATCH_S and mover.stopped:
+                mover.fail(f"it hangs: stopped for {self._settings.hung_s:g} s")
+
     async def _end(self, mover: RankProcess) -> None:
         """Returns when the process is gone. Safe to repeat."""
         async with self._ending:
             if self._mover is mover:
                 self._mover = None
+                if self._watch is not None:
+                    self._watch.cancel()
             if mover.pidfd >= 0:
                 mover.kill()
                 mover.fail("the mover was ended")

@@ -25,7 +25,7 @@ from services.worker.engine.torch.kv_memory import KvMemory
 from services.worker.engine.torch.messages import Part, Prefill
 from services.worker.engine.torch.model import Model
 from services.worker.engine.torch.penalties import Said
-from services.worker.engine.torch.sampling import choose
+from services.worker.engine.torch.sampling import NotFinite, choose
 from services.worker.engine.torch.weights import DTYPES
 from services.worker.engine.torch.zigzag import Share, holder_of, shares
 from shared.model.lattice import Group
@@ -33,9 +33,9 @@ from shared.model.lattice import Group
 
 def prefill(
     command: Prefill, group: Group, rank: int, model: Model, memory: KvMemory, groups: Groups
-) -> tuple[tuple[int, Token], ...]:
+) -> tuple[tuple[int, Token | None], ...]:
     """Run this rank's share; every rank of the group must call it. Returns (number of the part, first token) for the parts
-    that end their prompt and whose last position this rank has.
+    that end their prompt and whose last position this rank has; None where the logits are no finite numbers.
 
     Errors: StaleSlot if a cached prefix was overwritten, which a pinned prefix never is.
     """
@@ -119,9 +119,12 @@ class _LocalPart:
         self._memory.finish_write(self._written)
         self._memory.check(self._prefix)
 
-    def choose(self, logits_V: Tensor) -> Token:
+    def choose(self, logits_V: Tensor) -> Token | None:
         assert self._sampling is not None, "a part without sampling chooses nothing"
-        return choose(logits_V, self._sampling, self.end, Said.by(self._sampling, self._past, len(logits_V)))
+        try:
+            return choose(logits_V, self._sampling, self.end, Said.by(self._sampling, self._past, len(logits_V)))
+        except NotFinite:
+            return None
 
 
 class _Attention:

@@ -84,6 +84,7 @@ def _serve(control: socket.socket, files: Sequence[int]) -> None:
     config = read_config(Path(begin.model_dir))
     weights = Weights(Path(begin.model_dir), config.dtype, lambda *read: control.sendall(frame(Loading(*read))), device)
     model = Model(config, weights, begin.context_tokens)
+    model.check()
     layout = KvLayout.of(config, begin.block_tokens, begin.blocks_per_rank)
     if begin.rank < begin.prefill_ranks:
         groups = Groups(begin.rank, begin.prefill_ranks, begin.store, begin.gpus)

@@ -10,13 +10,19 @@ from services.worker.engine.protocol import Sampling, Token
 from services.worker.engine.torch.penalties import Said
 
 
+class NotFinite(Exception):
+    """The model has made no numbers of what it was given: some weight is none, or the sums overflowed."""
+
+
 def choose(logits_V: Tensor, sampling: Sampling, position: int, said: Said | None = None) -> Token:
-    """The token at `position`. Ties go to the lower id.
+    """The token at `position`. Ties go to the lower id. NotFinite if there is nothing to choose by.
 
     Probabilities are float64: sums over a large vocabulary must not depend on how they are grouped. Log-probabilities are
     those of the model, before penalties, biases, temperature, top-k, top-p and min-p, as the OpenAI API reports them.
     """
     logits_V = logits_V.double()
+    if not logits_V.sum().isfinite():
+        raise NotFinite
     adjusted_V = logits_V if said is None else said.adjusted(logits_V)
     token = _greedy(adjusted_V) if sampling.temperature == 0 else _sampled(adjusted_V, sampling, position)
     if sampling.logprobs == 0:

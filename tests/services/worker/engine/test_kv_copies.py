@@ -1,17 +1,22 @@
 """Blocks that come, are lent and go: random histories of everything a pool can do, and the rules one by one."""
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, consumes, invariant, multiple, rule
+from hypothesis.stateful import Bundle, consumes, multiple, rule
 
-from services.worker.engine.kv_copies import Installation
 from services.worker.engine.kv_pool import KvPool
 from services.worker.engine.protocol import EngineError, OutOfBlocks
-from services.worker.engine.slot_ref import SlotRef
 from shared.contracts.ids import BlockId
 from shared.model.lattice import Group
-from tests.services.worker.engine.test_kv_pool import BLOCK_TOKENS, PoolMachine, chain_of, pool_of, request, stored
+from tests.services.worker.engine.test_kv_pool import (
+    BLOCK_TOKENS,
+    PoolMachine,
+    chain_of,
+    pool_of,
+    request,
+    run,
+    stored,
+)
 
 TEXTS = st.text(alphabet="ab", min_size=1, max_size=6)
 
@@ -22,108 +27,78 @@ class MovingMachine(PoolMachine):
     installing = Bundle("installing")
     leases = Bundle("leases")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.installations: dict[str, Installation] = {}
-        self.lent: dict[str, dict[SlotRef, BlockId]] = {}
-
-    def room(self) -> list[tuple[int, int, int]]:
-        return [self.pool.counts(rank) for rank in range(4)]
-
     @rule(target=installing, worker=st.integers(0, 3), text=TEXTS, below=st.integers(0, 5))
     def install(self, worker: int, text: str, below: int) -> object:
-        group, chain = self.groups[worker % len(self.groups)], chain_of(text)
+        self.operated()
+        group, chain = self.worker(worker), chain_of(text)
         below = min(below, len(chain) - 1)
         parent, name = chain[below - 1] if below else None, f"o{self.count}"
-        held, before = self.pool.cached_blocks(group, chain), self.room()
+        held = self.model.cached(group, chain)
+        above = self.model.path(group, chain[held - 1]) if held else []
+        fits = self.model.fits(group, above, held, len(chain))
         try:
             installation = self.pool.copies.install(name, group, parent, chain[below:])
         except OutOfBlocks:
-            assert self.room() == before
+            assert held >= below
+            assert not fits
+            self.model.refuse(above)
             return multiple()
         except EngineError:
             assert held < below
-            assert self.room() == before
             return multiple()
-        self.count += 1
-        self.installations[name] = installation
+        assert fits
         assert held >= below
-        assert installation.first_depth == held
-        assert list(installation.blocks) == chain[held:]
-        for depth, ref in enumerate(installation.slots, held):
-            assert ref.rank == group.first_rank + depth % group.degree
-            assert self.memory.get((ref.rank, ref.index), (0, b""))[0] < ref.generation
+        self.count += 1
+        assert (installation.first_depth, list(installation.blocks)) == (held, chain[held:])
+        self.model.install(name, group, chain[:held], chain[held:], installation.slots)
         return name
 
     @rule(name=consumes(installing), share=st.floats(0, 1))
     def arrive(self, name: str, share: float) -> None:
         """A part of it, from none to all, as a copy does that fails somewhere."""
-        installation = self.installations.pop(name)
-        arrived = round(share * len(installation.blocks))
-        for ref, block in zip(installation.slots[:arrived], installation.blocks, strict=False):
-            self.memory[ref.rank, ref.index] = (ref.generation, block)
-        void, group, path = self.pool.copies.is_void(name), installation.group, self.path_to(installation)
-        complete = len(path) - len(installation.blocks) + arrived
-        before = 0 if void else self.pool.cached_blocks(group, path)
-        installed = self.pool.copies.finish(name, arrived).blocks
-        if void:
-            assert installed == ()
-            return
-        assert installed == tuple(path[before:complete])
-        assert self.pool.cached_blocks(group, path) == max(before, complete)
-
-    def path_to(self, installation: Installation) -> list[BlockId]:
-        """The ids of everything the installation pinned above, then its own."""
-        above = [self.memory[ref.rank, ref.index][1] for ref in installation.above]
-        return [*above, *installation.blocks]
+        self.operated()
+        coming = self.model.coming[name]
+        arrived = round(share * len(coming.blocks))
+        assert self.pool.copies.is_void(name) is coming.void
+        installed = self.pool.copies.finish(name, arrived)
+        assert list(installed.blocks) == self.model.finish(name, arrived)
 
     @rule(target=leases, text=TEXTS, stray=st.booleans())
     def lend(self, text: str, stray: bool) -> str:
+        self.operated()
         name, chain = f"l{self.count}", chain_of(text)
         self.count += 1
         asked = [*chain, BlockId(b"unknown of length")[:16]] if stray else chain
         refs = self.pool.copies.lend(name, asked)
         assert refs == self.pool.copies.lend(name, []), "a repeated lease is answered as the first"
-        assert not stray or refs[-1] is None
-        self.lent[name] = {ref: block for ref, block in zip(refs, asked, strict=True) if ref is not None}
-        for group in self.groups:
-            assert sum(ref is not None for ref in refs) >= self.pool.cached_blocks(group, chain)
+        self.model.lend(name, refs, asked)
         return name
 
     @rule(name=consumes(leases))
     def end_lease(self, name: str) -> None:
+        self.operated()
         self.pool.copies.end_lease(name)
         self.pool.copies.end_lease(name)
-        del self.lent[name]
+        self.model.end_lease(name)
 
     @rule(worker=st.integers(0, 3), text=TEXTS, above=st.integers(0, 6))
     def evict(self, worker: int, text: str, above: int) -> None:
-        group, chain = self.groups[worker % len(self.groups)], chain_of(text)
-        held = self.pool.cached_blocks(group, chain)
-        pinned = {block for block, slot in self.pool._slots.worker(group).held.items() if slot.pins}
+        self.operated()
+        group, chain = self.worker(worker), chain_of(text)
         gone = self.pool.copies.evict(group, chain[above:])
         assert {*gone.freed, *(block for block, _ in gone.kept)} == set(chain[above:])
-        assert not pinned & set(gone.freed)
-        assert self.pool.cached_blocks(group, chain) == held - len(gone.freed)
-        assert list(gone.freed) == chain[held - len(gone.freed) : held][::-1], "leaf first"
-
-    @invariant()
-    def what_is_lent_stays(self) -> None:
-        for promised in self.lent.values():
-            for ref, block in promised.items():
-                assert self.memory[ref.rank, ref.index] == (ref.generation, block)
+        assert list(gone.freed) == self.model.evict(group, chain[above:]), "leaf first, and nothing that is pinned"
 
     def teardown(self) -> None:
-        for name in self.installations:
+        for name in self.model.coming:
             self.pool.copies.finish(name, 0)
-        for name in self.lent:
+        for name in self.model.lent:
             self.pool.copies.end_lease(name)
         super().teardown()
-        self.pool.check()
 
 
-TestMovingMachine = MovingMachine.TestCase
-TestMovingMachine.settings = settings(max_examples=180, stateful_step_count=60, deadline=None)
+def test_ten_thousand_operations_with_copies_are_what_the_rules_make_of_them(pytestconfig: pytest.Config) -> None:
+    run(MovingMachine, pytestconfig, examples=220)
 
 
 def arrived(pool: KvPool, name: str, group: Group, text: str, blocks: int) -> tuple[BlockId, ...]:

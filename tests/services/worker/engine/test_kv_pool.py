@@ -1,18 +1,36 @@
-"""The KV index against a memory that only does what the index says, and its rules one by one."""
+"""The KV index against its rules said once more and naively, at random, and one by one.
+
+The random operations are the same in every run; `--hypothesis-seed N` has others.
+"""
 
 from hashlib import blake2b
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 
 from services.worker.engine.kv_pool import KvPool, Reservation
 from services.worker.engine.protocol import EngineError, OutOfBlocks, Stored
 from shared.contracts.ids import BlockId, RequestId
 from shared.model.lattice import Group, groups_of
+from tests.services.worker.engine.pool_model import PoolModel
 
-BLOCK_TOKENS = 4
+RANKS, BLOCKS, BLOCK_TOKENS = 4, 4, 4
+TEXTS = ("aaaaaa", "aaabbb", "abbbbb", "bbbbbb")
+PROMPTS = st.sampled_from([(text[:end], tail) for text in TEXTS for end in range(1, 7) for tail in (0, 1)])
+"""Whole blocks, and how many tokens come behind them. One draw for all of it: drawing is what takes the time."""
+
+WORKERS = st.integers(0, 3)
 COMPOSITIONS = [(4,), (2, 2), (1, 1, 2), (2, 1, 1), (1, 1, 1, 1)]
 
 
@@ -33,12 +51,16 @@ def stored(pool: KvPool, name: str, group: Group, text: str, tail_tokens: int = 
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Reserves, commits, releases and switches at random. `memory` stands for the tensors: what a commit wrote where."""
+    """Reserves, commits, releases and switches at random, and holds the index against the rules said naively (`PoolModel`)
+    after every operation: which slots, pins and generations, what is held, what had to go and in which order."""
+
+    operations = 0
+    """Of all examples: what a pool was asked to do, and did or refused."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = KvPool(ranks=4, blocks_per_rank=4, block_tokens=BLOCK_TOKENS)
-        self.memory: dict[tuple[int, int], tuple[int, BlockId]] = {}
+        self.pool = KvPool(ranks=RANKS, blocks_per_rank=BLOCKS, block_tokens=BLOCK_TOKENS)
+        self.model = PoolModel(RANKS, BLOCKS)
         self.running: set[RequestId] = set()
         self.count = 0
 
@@ -47,38 +69,50 @@ class PoolMachine(RuleBasedStateMachine):
 
     @initialize(composition=st.sampled_from(COMPOSITIONS))
     def start(self, composition: tuple[int, ...]) -> None:
-        self.groups = groups_of(composition)
-        self.pool.adopt(composition)
+        self.adopt(composition)
 
-    @rule(
-        target=running_requests,
-        worker=st.integers(0, 3),
-        text=st.text(alphabet="ab", max_size=6),
-        tail_tokens=st.integers(0, BLOCK_TOKENS - 1),
-    )
-    def reserve(self, worker: int, text: str, tail_tokens: int) -> object:
-        group = self.groups[worker % len(self.groups)]
+    def worker(self, number: int) -> Group:
+        return self.groups[number % len(self.groups)]
+
+    def operated(self) -> None:
+        type(self).operations += 1
+
+    @rule(target=running_requests, worker=WORKERS, prompt=PROMPTS)
+    def reserve(self, worker: int, prompt: tuple[str, int]) -> object:
+        name = self.reserved(self.worker(worker), *prompt)
+        return multiple() if name is None else name
+
+    def reserved(self, group: Group, text: str, tail_tokens: int) -> RequestId | None:
+        """None if there is no room."""
+        self.operated()
         chain, prompt_tokens = chain_of(text), len(text) * BLOCK_TOKENS + tail_tokens
-        if prompt_tokens == 0:
-            return multiple()
-        name = request(self.count)
-        before = self.pool.cached_blocks(group, chain)
+        name, held = request(self.count), self.model.cached(group, chain)
+        kept = [self.model.held[group][block] for block in chain[:held]]
+        fits = self.model.fits(group, kept, held, -(-prompt_tokens // BLOCK_TOKENS))
         try:
             reservation = self.pool.reserve(name, group, chain, prompt_tokens)
         except OutOfBlocks:
-            assert self.pool.cached_blocks(group, chain) == before
-            return multiple()
+            assert not fits
+            self.model.refuse(kept)
+            return None
+        assert fits
         self.count += 1
         self.running.add(name)
-        assert reservation.held_blocks == before
+        assert reservation.held_blocks == held
         assert reservation.reused_blocks * BLOCK_TOKENS < prompt_tokens
-        for depth, ref in enumerate(reservation.slots):
-            if depth < before:
-                assert self.memory[ref.rank, ref.index] == (ref.generation, chain[depth])
-            else:
-                assert ref.rank == group.first_rank + depth % group.degree
-                assert self.memory.get((ref.rank, ref.index), (0, b""))[0] < ref.generation
+        self.model.reserve(name, group, chain, reservation.slots)
         return name
+
+    @rule(worker=WORKERS, prompts=st.tuples(PROMPTS, PROMPTS))
+    def serve(self, worker: int, prompts: tuple[tuple[str, int], ...]) -> None:
+        """From end to end, with nothing in between."""
+        for prompt in prompts:
+            if (name := self.reserved(self.worker(worker), *prompt)) is not None:
+                self.is_what_the_rules_make_it()
+                self.finish(name)
+                self.is_what_the_rules_make_it()
+                self.release(name)
+                self.is_what_the_rules_make_it()
 
     @rule(name=running_requests, blocks=st.integers(1, 5))
     def compute_some(self, name: RequestId, blocks: int) -> None:
@@ -89,7 +123,9 @@ class PoolMachine(RuleBasedStateMachine):
         end_tokens = max(blocks, reservation.held_blocks) * BLOCK_TOKENS
         if end_tokens < reservation.prompt_tokens:
             self.compute(reservation, end_tokens)
+            self.operated()
             resumed = self.pool.reserve(name, reservation.group, reservation.chain, reservation.prompt_tokens)
+            self.model.take_over(name)
             assert resumed.reused_blocks * BLOCK_TOKENS < resumed.prompt_tokens
             assert resumed.held_blocks * BLOCK_TOKENS >= end_tokens
 
@@ -105,49 +141,88 @@ class PoolMachine(RuleBasedStateMachine):
         return name
 
     def compute(self, reservation: Reservation, end_tokens: int) -> None:
+        self.operated()
         whole_blocks = end_tokens // BLOCK_TOKENS
-        before = self.pool.cached_blocks(reservation.group, reservation.chain)
-        written = list(zip(reservation.slots, reservation.chain, strict=False))[reservation.held_blocks : whole_blocks]
-        for ref, block in written:
-            self.memory[ref.rank, ref.index] = (ref.generation, block)
+        before = self.model.cached(reservation.group, reservation.chain)
         report = self.pool.commit(reservation.request, end_tokens)
         assert (report.first_depth, report.blocks) == (before, max(0, whole_blocks - before))
-        committed = self.pool.reservation(reservation.request)
-        assert committed is not None
-        for ref, block in list(zip(committed.slots, committed.chain, strict=False))[:whole_blocks]:
-            assert self.memory[ref.rank, ref.index] == (ref.generation, block)
-        assert self.pool.cached_blocks(reservation.group, reservation.chain) == max(before, whole_blocks)
+        self.model.commit(reservation.request, whole_blocks, finished=end_tokens == reservation.prompt_tokens)
 
     @rule(name=consumes(running_requests))
     def abort(self, name: RequestId) -> None:
+        self.operated()
         self.running.discard(name)
         self.pool.release(name)
+        self.model.release(name)
 
     @rule(name=consumes(done_requests))
     def release(self, name: RequestId) -> None:
+        self.operated()
         self.pool.release(name)
+        self.model.release(name)
 
     @rule(composition=st.sampled_from(COMPOSITIONS))
     def adopt(self, composition: tuple[int, ...]) -> None:
+        self.operated()
         self.groups = groups_of(composition)
         self.pool.adopt(composition)
+        self.model.adopt(composition)
         assert not any(self.pool.reservation(name) for name in self.running), "what is unfinished is released"
         self.running.clear()
 
     @invariant()
-    def holds_together(self) -> None:
+    def is_what_the_rules_make_it(self) -> None:
         self.pool.check()
-        for rank in range(4):
-            assert sum(self.pool.counts(rank)) == 4
+        assert [self.pool.counts(rank) for rank in range(RANKS)] == list(map(self.model.counts, range(RANKS)))
+        for name, begun in self.model.requests.items():
+            reservation = self.pool.reservation(RequestId(name))
+            assert reservation is not None
+            assert list(reservation.slots) == [cell.ref for cell in begun.cells]
+        for group, held in self.model.held.items():
+            found = [block for _, run in self.pool.resident(group).runs for block in run]
+            assert len(found) == len(held)
+            assert set(found) == held.keys()
+            told, gone = self.pool.take_evicted(group), dict(self.model.take_evicted(group))
+            assert len(told) == len(gone)
+            assert set(told) == gone.keys(), "what had to make room has gone, and nothing else"
+            assert not any(gone[block] in told[:place] for place, block in enumerate(told)), "leaf first"
 
     def teardown(self) -> None:
+        """Nobody needs anything: all of the memory can be had, and is free again."""
         for name in range(self.count):
             self.pool.release(request(name))
-        assert all(self.pool.counts(rank)[2] == 0 for rank in range(4))
+        assert all(self.pool.counts(rank)[2] == 0 for rank in range(RANKS))
+        self.pool.adopt((RANKS,))
+        everything = "z" * (RANKS * BLOCKS)
+        self.pool.reserve(request("all"), Group(0, RANKS), chain_of(everything), len(everything) * BLOCK_TOKENS)
+        self.pool.release(request("all"))
+        self.pool.check()
+        assert [self.pool.counts(rank) for rank in range(RANKS)] == [(BLOCKS, 0, 0)] * RANKS, "a slot has leaked"
 
 
-TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+OPERATIONS = 10_000
+"""Of a machine against its model, in one test."""
+
+
+def run(machine: type[PoolMachine], config: pytest.Config, examples: int) -> None:
+    """At least `OPERATIONS` of them. A story that fails is told as it was found: to look for a shorter one takes minutes."""
+    number = int(config.getoption("--hypothesis-seed") or 0)
+    machine.operations = 0
+    try:
+        run_state_machine_as_test(
+            seed(number)(machine),
+            settings=settings(
+                max_examples=examples, stateful_step_count=50, phases=[Phase.generate], database=None, deadline=None
+            ),
+        )
+    except Exception as error:
+        error.add_note(f"the same again: --hypothesis-seed {number}")
+        raise
+    assert machine.operations >= OPERATIONS
+
+
+def test_ten_thousand_operations_are_what_the_rules_make_of_them(pytestconfig: pytest.Config) -> None:
+    run(PoolMachine, pytestconfig, examples=160)
 
 
 def pool_of(composition: tuple[int, ...], blocks_per_rank: int = 4) -> KvPool:
@@ -238,6 +313,18 @@ def test_a_merge_holds_one_of_two_copies_and_resident_lists_it_once() -> None:
     assert sorted(branches) == sorted([(b, (c,)), (b, (x,))])
 
 
+def test_which_of_two_pinned_copies_is_held_does_not_depend_on_what_their_slots_had_before() -> None:
+    """Found by the machine: a copy that nobody had let go of yet was as old as what its slot had before."""
+    pool = pool_of((1, 1), blocks_per_rank=1)
+    stored(pool, "before", Group(1, 1), "x")
+    for rank in range(2):
+        pool.reserve(request(rank), Group(rank, 1), chain_of("a"), BLOCK_TOKENS)
+        pool.commit(request(rank), BLOCK_TOKENS)
+    pool.adopt((2,))
+    again = pool.reserve(request("again"), Group(0, 2), chain_of("a"), BLOCK_TOKENS)
+    assert again.slots[0].rank == 0, "they are equal, so the first is as good"
+
+
 def test_pins_outlive_a_switch_and_an_eviction_of_their_parents() -> None:
     pool = pool_of((2,), blocks_per_rank=2)
     pool.reserve(request(1), Group(0, 2), chain_of("abcd"), 4 * BLOCK_TOKENS)
@@ -248,6 +335,18 @@ def test_pins_outlive_a_switch_and_an_eviction_of_their_parents() -> None:
     pool.release(request(1))
     pool.reserve(request(2), Group(1, 1), chain_of("x"), BLOCK_TOKENS)
     pool.check()
+
+
+def test_a_switch_lets_go_of_unfinished_prompts_in_the_order_in_which_they_were_begun() -> None:
+    """Found by the machine: it was another order in every process, and with it what went first under pressure, and which of
+    two copies of a block stayed held."""
+    pool, worker, begun = pool_of((1,), blocks_per_rank=12), Group(0, 1), "abcdef"
+    for text in begun:
+        pool.reserve(request(text), worker, chain_of(text), 2 * BLOCK_TOKENS)
+        pool.commit(request(text), BLOCK_TOKENS)
+    pool.adopt((1,))
+    pool.reserve(request("all"), worker, chain_of("z" * 12), 12 * BLOCK_TOKENS)
+    assert pool.take_evicted(worker) == tuple(chain_of(text)[0] for text in begun)
 
 
 def test_the_second_of_two_equal_blocks_gives_its_slot_back() -> None:

@@ -1,5 +1,7 @@
 """What a step reserves, and what becomes of its items."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -82,6 +84,7 @@ def test_bad_steps_are_refused_by_name(pool: KvPool) -> None:
         "items: 0 of 0 requests": step(),
         "items: 2 of 1 requests": step(item("a"), item("a")),
         "items: 65 of": step(*(item("a" * number) for number in range(65))),
+        "chain: 3 ids, of them 2 different": step(replace(item("abc"), chain=(*chain_of("ab"), *chain_of("a")))),
         "until: 0 is no multiple of 4 inside a prompt of 9 tokens": step(item("ab", 0)),
         "until: 12 is": step(item("ab", 3)),
         "until: 3 is": step(PrefillItem(RequestId("r"), np.zeros(9, dtype=np.uint32), (), until=3)),

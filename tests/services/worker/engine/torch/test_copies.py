@@ -71,6 +71,7 @@ class Nodes:
             "decode_ranks": 0,
             "block_tokens": 8,
             "blocks_per_rank": 32,
+            "hung_s": 600,
         } | changes
         engine = TorchEngine(TorchSettings(self._model, **given), self._zygote)  # type: ignore[arg-type]
         self.made.append(Node(engine))
@@ -346,3 +347,17 @@ async def test_a_mover_that_does_not_start_is_an_error_and_not_the_engines_death
         assert is_free(node)
     monkeypatch.undo()
     assert (await node.engine.copy_blocks(plan)).blocks == tuple(chain)
+
+
+async def test_a_mover_that_is_stopped_in_its_start_is_given_up_like_a_rank(nodes: Nodes) -> None:
+    """Long before the limit of a start, and another takes its place."""
+    node, group = await nodes.new(1, start_timeout_s=3600, hung_s=0.5)
+    chain, side = await stored(node, group, 2), node.engine._mover_side  # type: ignore[attr-defined]
+    lending = asyncio.create_task(node.engine.pin("lease", chain))
+    while side._mover is None:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    before = mover_pid(node)
+    os.kill(before, signal.SIGSTOP)
+    assert all(each is not None for each in (await lending).sources)
+    assert mover_pid(node) != before
+    assert await all_gone([before])

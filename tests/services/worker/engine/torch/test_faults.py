@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from services.worker.engine.protocol import Cancelled, EngineDied, EngineError, Sampling
+from services.worker.engine.protocol import Cancelled, EngineDied, EngineError, PrefillStep, Sampling
 from services.worker.engine.torch.engine import TorchEngine
 from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.zygote import Zygote
@@ -138,7 +141,6 @@ async def test_the_rank_that_its_group_waits_for_is_named(tiny_qwen3: Path, zygo
         with suppress(EngineDied):
             await node.serve(right, prompt(100, seed), 2)
         await asyncio.sleep(0)  # a dead engine refuses without a turn for anybody else
-    assert seed > 1
     with pytest.raises(EngineDied, match=rf"^rank 1 \(pid {processes[1]}\) hangs: stopped for 0.5 s$"):
         await hung
     assert "rank 1" in await node.engine.wait_died()
@@ -275,6 +277,41 @@ async def test_weights_that_do_not_fit_are_named_and_nothing_runs(tmp_path: Path
     assert engine.health().ranks_alive == 0
     with pytest.raises(EngineError):
         await engine.start()
+
+
+def damaged(model: Path, directory: Path, *rows: int) -> Path:
+    """A copy of the model with no numbers for these tokens' embeddings, or for all."""
+    shutil.copytree(model, directory)
+    weights = load_file(directory / "model.safetensors")
+    weights["model.embed_tokens.weight"][list(rows) or slice(None)] = np.nan
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+async def test_weights_that_are_no_numbers_are_refused(tiny_qwen3: Path, tmp_path: Path, zygote: Zygote) -> None:
+    engine = TorchEngine(settings(damaged(tiny_qwen3, tmp_path / "damaged")), zygote)
+    with pytest.raises(EngineError, match="weights: the logits of token 0 are no finite numbers"):
+        await engine.start()
+
+
+async def test_a_prompt_that_comes_to_no_numbers_fails_alone(tiny_qwen3: Path, tmp_path: Path, zygote: Zygote) -> None:
+    """In a prefill, in a packed step by name, and in decode; the ranks go on."""
+    node = Node(TorchEngine(settings(damaged(tiny_qwen3, tmp_path / "damaged", 200)), zygote))
+    await node.engine.start()
+    (group,) = await node.adopt(4)
+    good, bad = node.item(prompt(40)), node.item(np.full(40, 200, dtype=np.uint32))
+    with pytest.raises(EngineError, match=rf"^request {bad.request}: the model's logits for it are no finite numbers$"):
+        await node.engine.prefill(PrefillStep(node.epoch, group, (good, bad)))
+    first = (await node.prefill(group, good)).first_token.token
+    await node.engine.hand_off(good.request)
+    with pytest.raises(EngineError, match=rf"^request {good.request}: the model's logits"):
+        await node.decode(good.request, 200, 5)
+    assert (await node.serve(group, prompt(40), 3))[0] == first
+    assert node.engine.health().ok
+    pool = node.engine._pool  # type: ignore[attr-defined]
+    node.engine.release(good.request)
+    assert [pool.counts(rank)[2] for rank in range(4)] == [0] * 4
+    await node.engine.close()
 
 
 async def test_a_hand_off_waits_for_room_and_can_be_cancelled(node: Node) -> None:

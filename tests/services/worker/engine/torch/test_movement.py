@@ -78,14 +78,14 @@ async def sent_per_layer(engine: TorchEngine, degree: int, name: str, prefix: in
     await engine.prefill(PrefillStep(degree, Group(0, degree), (item,)))
     engine.release(item.request)
     sent: np.ndarray = sent_bytes(engine) - before
-    return sent[:degree] / engine._layout.layers
+    return sent[:degree] / engine._parts.layout.layers
 
 
 @pytest.mark.parametrize("moved", ["keys", "queries"])
 async def test_ranks_send_what_the_formula_says(tiny_llama: Path, zygote: Zygote, moved: str) -> None:
     """A cold prompt, which fills the cache, and one behind it, with keys or with queries moving."""
     async with started(tiny_llama, zygote, 0.0 if moved == "queries" else 1e6) as engine:
-        layout, q_heads = engine._layout, engine._config.q_heads
+        layout, q_heads = engine._parts.layout, engine._parts.q_heads
         for degree in (2, 4):
             await engine.adopt(degree, (degree,) * (RANKS // degree))
             cold = await sent_per_layer(engine, degree, f"cold {degree}", 0, SUFFIX)
