@@ -1,6 +1,10 @@
 """Parameters as an operator writes them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shared.model.parameters import Parameters
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, str]:
@@ -14,3 +18,11 @@ def parse_changes(texts: Sequence[str]) -> dict[str, str]:
             raise ValueError(f"{text}: {name} is given twice")
         changes[name] = value
     return changes
+
+
+def unheeded(parameters: "Parameters", names: Iterable[str]) -> list[str]:
+    """A line for each of the named parameters that nobody decides by now."""
+    from shared.model.ignored import ignored
+
+    found = ignored(parameters)
+    return [f"{name}: nothing reads it now; it is read with {found[name]}" for name in names if name in found]

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.commands.operate import By, Reason, ask, request
-from cli.parameters import parse_changes
+from cli.parameters import parse_changes, unheeded
 from cli.terminal import output
 
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
@@ -41,12 +41,22 @@ def set_(
     reason: Reason = "",
     by: By = None,
 ) -> None:
-    """Change parameters, all of them or none: an event that every service folds."""
+    """Change parameters, all of them or none: an event that every service folds.
+
+    On standard error it says which of them the policies in force do not read.
+    """
+    from shared.model.parameters import Parameters
+
     try:
         wanted = parse_changes(changes)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="CHANGES") from error
     ask("parameters", reason, by, changes=wanted)
+    # A standby may answer, which has not folded the change yet; a controller of another version may have others.
+    values = {**request("GET", "parameters"), **wanted}
+    known = {name: value for name, value in values.items() if name in Parameters.model_fields}
+    for line in unheeded(Parameters.model_validate(known), wanted):
+        typer.echo(line, err=True)
 
 
 def _table(values: dict[str, Any]) -> Any:

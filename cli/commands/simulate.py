@@ -75,7 +75,8 @@ def simulate(
 ) -> None:
     """Place a trace on a modelled pool, in virtual time, with the deciders of the real one; several policies side by side.
 
-    Seconds are the cost model's. Prefill alone is simulated: decode ranks and hand-offs take no time.
+    Seconds are the cost model's. Prefill alone is simulated: decode ranks and hand-offs take no time. On standard error it
+    says which parameters of --set none of the policies reads.
     """
     from cli.simulating import asking
     from cli.simulating.picture import runs_picture
@@ -107,7 +108,11 @@ def simulate(
             _, rows = options.apply(lambda: made(Random(number)) if file is None else read(file, block_tokens))
             return requests_of(rows, block_tokens)
 
-        runs = compared([policy_of(name) for name in policy], setup, asked, range(seed, seed + seeds), warmup_s)
+        policies = [policy_of(name) for name in policy]
+        ignored = [set(asking.unheeded_by(each.of(setup), setup.parameters)) for each in policies]
+        for line in sorted(set.intersection(*ignored)):
+            typer.echo(line, err=True)
+        runs = compared(policies, setup, asked, range(seed, seed + seeds), warmup_s)
         if out is not None:
             _write(out, _title(setup, file), runs)
     if json:

@@ -1,7 +1,7 @@
 """`vertumnus what-if`: a recorded stretch again, under other parameters, another policy or another pool."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,10 +32,12 @@ def what_if(
     """Send recorded arrivals through another decision, in virtual time, and through the recorded one for comparison.
 
     Three columns: what was recorded, what the simulator makes of the recorded policy (so its own error shows), and the
-    alternative. Everything but the first is modelled, by the coefficients that the pool was run with.
+    alternative. Everything but the first is modelled, by the coefficients that the pool was run with. On standard error it
+    says which parameters of --set the alternative's policies do not read.
     """
     from cli.events.printing import progress
     from cli.record.instants import span
+    from cli.simulating import asking
     from cli.simulating.comparison import comparison_document, comparison_picture
     from cli.terminal import output
     from cli.whereabouts import database_url
@@ -45,11 +47,13 @@ def what_if(
     with trace_command.refusals():
         if not (set_ or policy or node or gpus):
             raise ValueError("nothing is different: give --set, --policy, --node or --gpus")
-        asked = span(first, last)
+        changes, asked = asking.parse_parameters(set_), span(first, last)
         url = database_url()
         with progress("events read") as told:
             found = run(lambda: recorded_run(url, asked, told))
-        other = _alternative(found, set_, policy, node, gpus)
+        other = _alternative(found, changes, policy, node, gpus)
+        for line in asking.unheeded_by(other, changes):
+            typer.echo(line, err=True)
         compared = against_recorded(found, other, range(seed, seed + seeds))
     if json:
         trace_command.print_json(comparison_document(found, compared))
@@ -57,7 +61,9 @@ def what_if(
         output().print(comparison_picture(found, compared))
 
 
-def _alternative(found: "Recorded", set_: list[str], policy: str | None, node: list[str], gpus: int | None) -> "Setup":
+def _alternative(
+    found: "Recorded", changes: dict[str, Any], policy: str | None, node: list[str], gpus: int | None
+) -> "Setup":
     """Errors: ValueError."""
     from cli.simulating import asking
     from simulation.policies.studies import policy as policy_of
@@ -69,4 +75,4 @@ def _alternative(found: "Recorded", set_: list[str], policy: str | None, node: l
     if policy:
         chosen = policy_of(policy)
         setup = replace(setup, parameters={**setup.parameters, **chosen.parameters}, rule=chosen.rule)
-    return replace(setup, parameters={**setup.parameters, **asking.parse_parameters(set_)})
+    return replace(setup, parameters={**setup.parameters, **changes})

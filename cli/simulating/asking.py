@@ -1,14 +1,16 @@
 """A pool as a user writes it down: nodes, parameters, stragglers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle, islice
 from typing import Any
 
-from cli.parameters import parse_changes
+from cli.parameters import parse_changes, unheeded
 from shared.contracts.ids import NodeId
 from shared.model import parameters as parameters_model
 from shared.model.lattice import Composition, parse_composition
 from shared.model.parameters import Parameters
+from simulation.policies.control import FIXED
+from simulation.policies.setup import Setup
 
 NODES_MAX = 10_000
 STRAGGLER_MIN, STRAGGLER_MAX = 0.1, 100.0
@@ -47,6 +49,14 @@ def parse_parameters(texts: Sequence[str]) -> dict[str, Any]:
         raise ValueError(f"--set {error}") from None
     valid = parameters_model.changed(Parameters(), changes)
     return {name: getattr(valid, name) for name in changes}
+
+
+def unheeded_by(setup: Setup, names: Iterable[str]) -> list[str]:
+    """A line for each of the named parameters that nothing in this simulation reads."""
+    parameters = Parameters.model_validate({**FIXED, **setup.parameters})
+    if setup.rule is not None:
+        parameters = parameters.model_copy(update={"placement_policy": setup.rule})
+    return unheeded(parameters, names)
 
 
 def parse_stragglers(texts: Sequence[str]) -> dict[NodeId, float]:

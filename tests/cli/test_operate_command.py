@@ -56,8 +56,9 @@ async def test_parameters_are_shown_changed_and_refused_by_name(nats_server: Emb
         async def vertumnus(*arguments: str) -> tuple[int, str, str]:
             return await asyncio.to_thread(command, controller, *arguments)
 
-        status, said, _ = await vertumnus("params", "set", "lam=0.05", "cache_policy=lru", "--by", "ann")
+        status, said, unheeded = await vertumnus("params", "set", "lam=0.05", "cache_policy=lru", "--by", "ann")
         assert (status, said.strip()) == (0, "parameters-changed")
+        assert unheeded.strip() == "lam: nothing reads it now; it is read with placement_policy=paper"
         opened, changed = seeing.all(ParametersChanged)
         assert (opened.changes, opened.asked_by) == (dict(RECOMMENDED), "new pool")
         assert (changed.changes, changed.asked_by) == ({"lam": 0.05, "cache_policy": "lru"}, "ann")

@@ -121,7 +121,9 @@ async def test_a_part_has_the_answers_of_the_whole(writer: RecordWriter, elsewhe
         assert one == other
     simulated = [
         json.loads(
-            await vertumnus(url, "what-if", "--set", "lam=0", "--seeds", "1", "--from", str(second + 1), "--json")
+            await vertumnus(
+                url, "what-if", "--set", "lam_vertumnus=0", "--seeds", "1", "--from", str(second + 1), "--json"
+            )
         )
         for url in (elsewhere, writer.url)
     ]

@@ -37,6 +37,14 @@ def test_a_parameter_is_set_for_every_policy() -> None:
     assert priced[0]["by_degree"] != plain[0]["by_degree"]
 
 
+def test_a_parameter_that_none_of_the_policies_reads_is_named() -> None:
+    options = [*SMALL, "--set", "lam_vertumnus=1", "--set", "lam=1", "--policy", "paper", "--policy", "round-robin"]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.output
+    assert "lam_vertumnus: nothing reads it now; it is read with placement_policy=vertumnus" in result.output
+    assert "lam: nothing reads it" not in result.output, "one of them does"
+
+
 def test_pictures_and_rows(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*SMALL, "--policy", "paper", "--policy", "least-work", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output

@@ -121,9 +121,15 @@ async def test_the_command(record: str, monkeypatch: pytest.MonkeyPatch) -> None
     shown = await asyncio.to_thread(asked, "--set", "lam=0", "--seeds", "2")
     for word in ("recorded policy, simulated", "alternative, simulated", "Both simulated columns are modelled"):
         assert word in shown
+    assert "nothing reads it" not in shown, "the recorded policy prices by it"
     found = await asyncio.to_thread(answer, "--policy", "round-robin", "--node", "2x8")
     assert found["mean_change"]["mean"] > 0
     assert found["recorded"]["mean_s"] == pytest.approx(found["as_recorded"]["mean_s"]["mean"], rel=0.02)
+    for unheeded, why in {
+        ("--set", "lam=0.2", "--policy", "round-robin"): "lam: nothing reads it now",
+        ("--set", "up=0.5"): "up: nothing reads it now; it is read with reconfiguration_policy=paper",
+    }.items():
+        assert why in await asyncio.to_thread(asked, *unheeded, "--seeds", "1")
     doubled = await asyncio.to_thread(answer, "--gpus", "32")
     assert doubled["alternative"]["mean_s"]["mean"] < doubled["as_recorded"]["mean_s"]["mean"]
     assert "nothing is different" in await asyncio.to_thread(asked, status=2)
