@@ -65,17 +65,17 @@ async def event_at(connection: Any, log: UUID, stream_seq: int) -> Json | None:
 async def request(connection: Any, name: str) -> Json | None:
     """One request: its row, and its events in the order of the record. None if the record has neither."""
     row = await connection.fetchrow("SELECT * FROM requests WHERE request = $1", name)
-    found = []
-    for table in ("decisions", "block_events"):
-        found += await connection.fetch(
-            f"SELECT l.number, {_COLUMNS.replace('log,', 'e.log,', 1).replace('pool', 'e.pool')} FROM {table} e "  # noqa: S608
-            f"JOIN logs l USING (log) WHERE e.correlation = $1 ORDER BY l.number, e.stream_seq LIMIT {REQUEST_EVENTS_MAX}",
-            name,
-        )
+    found = await connection.fetch(f"{_OF_REQUEST} ORDER BY number, stream_seq", name)
     if row is None and not found:
         return None
-    in_order = sorted(found, key=lambda each: (each["number"], each["stream_seq"]))
-    return {"request": _plain(row) if row else None, "events": [_event(each) for each in in_order]}
+    return {"request": _plain(row) if row else None, "events": [_event(each) for each in found]}
+
+
+_OF_REQUEST = " UNION ALL ".join(
+    f"(SELECT l.number, {_COLUMNS.replace('log,', 'e.log,', 1).replace('pool', 'e.pool')} FROM {table} e "  # noqa: S608
+    f"JOIN logs l USING (log) WHERE e.correlation = $1 ORDER BY l.number, e.stream_seq LIMIT {REQUEST_EVENTS_MAX})"
+    for table in ("decisions", "block_events")
+)
 
 
 class Named(NamedTuple):
