@@ -91,9 +91,11 @@ class LeaderReplica:
         compared = deque(run[max(0, first - APPEND_ENTRIES_MAX) :] if wanted else ())
         derived: dict[int, Sequence[EventData]] = {}
         self._derive(compared, derived)
+        seen_seq = _said(compared)
         for unseen in self._unseen:
             self._role.evolve(self.state, unseen)
-            self._derive(compared, derived)
+            if seen_seq is None or unseen.stream_seq == seen_seq:
+                self._derive(compared, derived)
         self._unseen.clear()
         for each in run:
             # Those behind it may have been appended later, but before anything else was: then they were decided here.
@@ -138,6 +140,11 @@ class LeaderReplica:
         about = stored.event.correlation or stored.event.source
         place = Place(self._log, stored.stream_seq, about)
         self._findings.compare(place, stored.event.type, stored.data, derived)
+
+
+def _said(run: Sequence[Stored]) -> int | None:
+    """How far the only decision of a run had seen, if it says so: no other state gives it."""
+    return getattr(run[0].data, "to_seq", None) if len(run) == 1 else None
 
 
 class Leaders:

@@ -1,8 +1,8 @@
 """Which decisions are derived by which of several processes that verify one record. Pure but for the number of processors.
 
 Decisions are parted by who made them, because the states of routers and of leaders have nothing in common: routers, the cache
-manager, the controller; and with more processes than that the routers once more. Nothing is parted by time, so every state
-is folded as one process folds it.
+manager, the controller; and with more processes than that the routers once more. What the recorded inputs give needs no state,
+and goes where there is time for it. Nothing is parted by time, so every state is folded as one process folds it.
 """
 
 import os
@@ -51,8 +51,8 @@ def parts(jobs: int) -> list[Part]:
     if jobs == 1:
         return [WHOLE]
     if jobs == 2:
-        # Each of the two takes as long as the other, at two scans to a placement or less.
-        return [Part(controller=False, cache_manager=False), Part(routers=None, inputs=False)]
+        # Each of the two takes about as long as the other, at two scans to a placement or less.
+        return [Part(cache_manager=False, inputs=False), Part(routers=None, controller=False)]
     controller = Part(routers=None, cache_manager=False)
     manager = Part(routers=None, controller=False, inputs=False)
     routers = [Part(number, jobs - 2, False, False, False) for number in range(jobs - 2)]

@@ -23,7 +23,7 @@ from shared.runtime.states import BadState
 
 UNSAID = "the router did not say what it began with"
 
-DECISIONS = (RequestAssigned, RequestHeld, RequestRedirected, RequestRejected)
+DECISIONS = frozenset({RequestAssigned, RequestHeld, RequestRedirected, RequestRejected})
 
 
 class Routers:
@@ -107,14 +107,15 @@ class Routers:
 
     def fold(self, stored: Stored, wanted: bool = True) -> None:
         """The next event. `wanted`: if it is a decision, it is derived."""
-        self._begin(stored.stream_seq)
-        self._register(stored.stream_seq)
+        if self._waiting:
+            self._begin(stored.stream_seq)
+            self._register(stored.stream_seq)
         for state in self._shared.values():
             decider.evolve(state, stored)
         self._backlog.append(stored)
         if replica := self._replicas.get(stored.event.source):
             replica.own(stored, wanted)
-        elif wanted and isinstance(stored.data, DECISIONS) and self._mine(stored.event.source):
+        elif wanted and type(stored.data) in DECISIONS and self._mine(stored.event.source):
             began = self._begins_seq and stored.event.source in self._begun
             self._judge(Decided(stored, None, EARLIER if began else UNSAID))
         if len(self._backlog) > BACKLOG_EVENTS_MAX:

@@ -51,7 +51,7 @@ def from_recorded_inputs(data: RequestAssigned, coefficients: Coefficients) -> R
     }
     if placed.prices.digest(data.digest_version) == data.price_digest and placed.policy != "least-work":
         again["preferred_degree"] = placed.preferred_degree
-    return data.model_copy(update=again)
+    return data if again.items() <= data.__dict__.items() else data.model_copy(update=again)
 
 
 def _placed_again(data: RequestAssigned, prompt_tokens: int, coefficients: Coefficients) -> Placement:
@@ -83,5 +83,7 @@ def _workers(listed: tuple[tuple[WorkerId, int], ...]) -> tuple[Roster, Lines]:
 
 
 def _from_where(placed: PricedCandidate, recorded: PricedCandidate) -> PricedCandidate:
-    """With what is recorded of where its prefix comes from."""
-    return made(PricedCandidate, placed.__dict__ | {name: getattr(recorded, name) for name in WHENCE})
+    """With what is recorded of where its prefix comes from; what was recorded itself, if that is the same."""
+    again = placed.__dict__ | {name: getattr(recorded, name) for name in WHENCE}
+    same = again == recorded.__dict__ and not recorded.model_extra
+    return recorded if same else made(PricedCandidate, again)

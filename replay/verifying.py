@@ -21,6 +21,7 @@ from replay.roles import CACHE_MANAGER, controller_role
 from replay.routers import Decided
 from shared.contracts.envelope import Stored
 from shared.contracts.events import (
+    SERVING,
     CacheLeadershipTaken,
     CalibrationUpdated,
     LeadershipTaken,
@@ -118,14 +119,15 @@ class LogVerifier:
     def fold(self, stored: Stored) -> None:
         """The next event."""
         wanted = self._span.holds(stored)
-        if wanted and isinstance(stored.data, RequestAssigned) and self._part.inputs:
+        if self._part.inputs and wanted and isinstance(stored.data, RequestAssigned):
             self._check_inputs(stored, stored.data)
         if self._part.routers is not None:
             self._routers.fold(stored, wanted)
         for each in self._leaders:
             each.fold(stored, wanted)
         self.past.fold(stored)
-        self._note_refit(stored)
+        if type(stored.data) not in SERVING:
+            self._note_refit(stored)
         if self._deep and isinstance(stored.data, WindowClosed):
             self.check()
 
@@ -180,8 +182,6 @@ class LogVerifier:
 
     def _placed(self, decided: Decided) -> None:
         stored = decided.recorded
-        if not self._span.holds(stored):
-            return
         if decided.derived is None:
             self._findings.skip(stored.event.type, decided.why_not)
         else:

@@ -50,9 +50,11 @@ from shared.model.holders import Holders
 from shared.model.parameters import Parameters
 from shared.model.pool import Pool
 
-CHANGES = (
-    BlocksStored, BlocksEvicted, CacheReported, NodeRegistered, NodeLost, NodeDeclaredLost, EpochCommitted,
-    RequestAssigned, PrefillCompleted, ParametersChanged,
+CHANGES = frozenset(
+    {
+        BlocksStored, BlocksEvicted, CacheReported, NodeRegistered, NodeLost, NodeDeclaredLost, EpochCommitted,
+        RequestAssigned, PrefillCompleted, ParametersChanged,
+    }
 )  # fmt: skip
 """Events after which a scan may find something else."""
 
@@ -104,16 +106,18 @@ def evolve(state: State, stored: Stored) -> None:
     replication.evolve(state.operations, stored, state.holders)
     backlog_model.evolve(state.backlog, stored)
     state.seen_seq = max(state.seen_seq, stored.stream_seq)
-    if isinstance(data, CHANGES):
+    if type(data) in CHANGES:
         state.changed_seq = state.seen_seq
     match data:
         case RequestAssigned():
             count = regret.count if state.parameters.cache_policy == "regret" else demand.count_missed
             count(state.trie, state.holders, state.pool, state.coefficients, data)
-        case ReplicationRequested() if state.parameters.cache_policy == "regret":
-            choosing.relieved(state.trie, BlockId(data.z), data.degree)
         case PrefillCompleted():
             demand.count_access(state.trie, state.holders, state.pool, data)
+        case _ if type(data) in SERVING:
+            pass
+        case ReplicationRequested() if state.parameters.cache_policy == "regret":
+            choosing.relieved(state.trie, BlockId(data.z), data.degree)
         case CacheScanCompleted():
             state.scanned_seq = data.to_seq
             state.trie.scanned(data.scan)

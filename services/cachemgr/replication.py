@@ -52,6 +52,14 @@ REST_SCANS = 30
 LOSSES = (BlocksEvicted, CacheReported, NodeLost, NodeDeclaredLost, NodeRegistered, EpochCommitted)
 """Events after which a worker may hold less."""
 
+HEARD = frozenset(
+    {
+        *LOSSES, BlocksStored, ReplicationRequested, ReplicaInstalled, ReplicationFailed, ReclamationRequested,
+        ReplicaReclaimed, ReclamationFailed, CacheScanCompleted,
+    }
+)  # fmt: skip
+"""What operations follow."""
+
 
 @dataclass(slots=True)
 class Operation:
@@ -96,6 +104,8 @@ class Wish(NamedTuple):
 
 def evolve(operations: Operations, stored: Stored, holders: Holders) -> None:
     """Fold one event. `holders` have folded it already."""
+    if type(stored.data) not in HEARD:
+        return
     if isinstance(stored.data, LOSSES):
         _notice_losses(operations, stored, holders)
     match stored.data:

@@ -8,6 +8,9 @@ from shared.contracts.ids import NodeId, WorkerId, node_of
 from shared.model import backlog as backlog_model
 from shared.model.backlog import Backlog
 
+HEARD = frozenset({PrefillCompleted, NodeLost, NodeDeclaredLost, EpochCommitted, WindowClosed})
+"""What says something of reuse."""
+
 
 @dataclass(slots=True)
 class Activity:
@@ -32,6 +35,8 @@ class Activity:
 def evolve(activity: Activity, stored: Stored) -> None:
     """Fold one event."""
     backlog_model.evolve(activity.backlog, stored)
+    if type(stored.data) not in HEARD:
+        return
     match stored.data:
         case PrefillCompleted() as data:
             reused = activity.reused_tokens.get(data.worker, 0) + data.cached_own_tokens

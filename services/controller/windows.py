@@ -63,6 +63,14 @@ class Tally(NamedTuple):
 
 NOTHING = Tally()
 
+HEARD = frozenset(
+    {
+        RequestReceived, RequestAssigned, PrefillCompleted, *ENDS, RouterLost, EpochCommitted, ParametersChanged,
+        LeadershipTaken, WindowClosed,
+    }
+)  # fmt: skip
+"""What windows count, and what begins or ends them."""
+
 
 class Asked(NamedTuple):
     """What an open request's completion will be measured by."""
@@ -94,6 +102,8 @@ class Windows:
 
 def evolve(windows: Windows, stored: Stored, parameters: Parameters) -> None:
     """Fold one event; `parameters` are those in force at it."""
+    if type(stored.data) not in HEARD:
+        return
     match stored.data:
         case RequestReceived() as data if stored.event.source not in windows.lost_routers:
             windows.open[data.request] = Asked(data.prompt_tokens, data.slo_us, stored.event.source)

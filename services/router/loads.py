@@ -45,6 +45,14 @@ from shared.model.lost_routers import LostRouters
 
 _Key = TypeVar("_Key", bound=str)
 
+HEARD = frozenset(
+    {
+        RequestReceived, RequestAssigned, RequestRedirected, PrefillStarted, BlocksStored, PrefillCompleted, PrefillAborted,
+        *ENDS, RouterLost, NodeRegistered, NodeLost, NodeDeclaredLost,
+    }
+)  # fmt: skip
+"""What reserves or frees something."""
+
 
 @dataclass(slots=True)
 class Loads:
@@ -106,6 +114,8 @@ class Loads:
 
 def evolve(loads: Loads, stored: Stored, chains: Mapping[RequestId, Chain]) -> None:
     """Fold one event, whose request's chain is in `chains`. Events that reserve and free nothing leave the state as it is."""
+    if type(stored.data) not in HEARD:
+        return
     match stored.data:
         case RequestReceived() as data:
             if stored.event.source not in loads.lost_routers:

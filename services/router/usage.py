@@ -22,8 +22,10 @@ from shared.contracts.events import (
     NodeLost,
     NodeRegistered,
     ParametersChanged,
+    PrefillCompleted,
     PrefillStarted,
     RequestAssigned,
+    RequestCompleted,
     RequestHeld,
     RequestReceived,
     RouterLost,
@@ -156,15 +158,17 @@ def evolve(usage: Usage, stored: Stored, loads: Loads, parameters: Parameters) -
             if data.request in loads.open:
                 usage.tenant_of.setdefault(data.request, data.tenant)
                 _follow(usage, data.request, loads)
-        case RequestHeld() as data:
-            if data.request in loads.open and data.request not in usage.waits:
-                _hold(usage, stored.event.source, data)
         case RequestAssigned() as data:
             if data.attempt == 1 and data.request in usage.tenant_of:
                 _serve(usage, data)
             _follow(usage, data.request, loads)
         case PrefillStarted() | BlocksStored() | BlocksEvicted():
             pass  # half of the log, and nobody has more or less by it
+        case PrefillCompleted() | RequestCompleted() as data:
+            _follow(usage, data.request, loads)
+        case RequestHeld() as data:
+            if data.request in loads.open and data.request not in usage.waits:
+                _hold(usage, stored.event.source, data)
         case NodeRegistered() | NodeLost() | NodeDeclaredLost() | RouterLost():
             for request in tuple(usage.counted):
                 _follow(usage, request, loads)

@@ -123,6 +123,16 @@ def initial(node: NodeId, queue_max: int) -> State:
 def evolve(state: State, stored: Stored) -> None:
     """Fold one event. Other nodes' events leave the state as it is."""
     match stored.data:
+        case PrefillStarted() | PrefillCompleted() | PrefillAborted() as data:
+            if stored.stream_seq == 0:
+                _move(state.desk, data)
+        case BlocksStored() as data:
+            state.numbers[data.worker] = data.number
+            state.held_blocks[data.worker] = state.held_blocks.get(data.worker, 0) + data.blocks
+        case BlocksEvicted() as data:
+            state.numbers[data.worker] = data.number
+            evicted = len(data.block_ids) // BLOCK_ID_BYTES
+            state.held_blocks[data.worker] = max(0, state.held_blocks.get(data.worker, 0) - evicted)
         case NodeRegistered() as data if data.node == state.node:
             state.incarnation, state.alive = max(state.incarnation, data.incarnation), True
             state.numbers = {}
@@ -137,15 +147,6 @@ def evolve(state: State, stored: Stored) -> None:
             state.term = max(state.term, data.term)
         case RouterLost() as data:
             state.lost_routers.add(data.source)
-        case BlocksStored() as data:
-            state.numbers[data.worker] = data.number
-            state.held_blocks[data.worker] = state.held_blocks.get(data.worker, 0) + data.blocks
-        case BlocksEvicted() as data:
-            state.numbers[data.worker] = data.number
-            evicted = len(data.block_ids) // BLOCK_ID_BYTES
-            state.held_blocks[data.worker] = max(0, state.held_blocks.get(data.worker, 0) - evicted)
-        case PrefillStarted() | PrefillCompleted() | PrefillAborted() as data if stored.stream_seq == 0:
-            _move(state.desk, data)
         case ParametersChanged() | Frozen() | Thawed():
             state.parameters = parameters_model.evolve(state.parameters, stored)
         case _:

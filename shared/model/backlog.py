@@ -42,6 +42,14 @@ class Waiting(NamedTuple):
 
 NOTHING = Waiting()
 
+HEARD = frozenset(
+    {
+        RequestAssigned, PrefillStarted, PrefillCompleted, PrefillAborted, RequestRedirected, *ENDS, RouterLost, NodeLost,
+        NodeDeclaredLost,
+    }
+)  # fmt: skip
+"""By any other event nobody has more or less to do."""
+
 
 @dataclass(slots=True)
 class Backlog:
@@ -65,6 +73,8 @@ class Backlog:
 
 def evolve(backlog: Backlog, stored: Stored) -> None:
     """Fold one event."""
+    if type(stored.data) not in HEARD:
+        return
     match stored.data:
         case RequestAssigned() as data if stored.event.source not in backlog.lost_routers:
             _end(backlog, data.request)

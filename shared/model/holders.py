@@ -44,6 +44,14 @@ ENDED_BLOCKS_MAX = 1_000_000
 
 Chain = tuple[BlockId, ...]
 
+HEARD = frozenset(
+    {
+        RequestReceived, *ENDS, RouterLost, PrefillCompleted, BlocksStored, BlocksEvicted, CacheReported, NodeRegistered,
+        NodeLost, NodeDeclaredLost, PlacementReconciled, EpochCommitted, EpochAborted,
+    }
+)  # fmt: skip
+"""All others say nothing about blocks. To find that none of many cases fits takes longer than most of them do."""
+
 
 class Watcher(Protocol):
     """Told of each change as it is folded, so that an index on top of `Holders` need not look for differences."""
@@ -116,6 +124,8 @@ def in_doubt(holders: Holders, alive: Collection[NodeId]) -> dict[NodeId, tuple[
 
 def evolve(holders: Holders, stored: Stored) -> None:
     """Fold one event. Events that say nothing about blocks leave the state as it is."""
+    if type(stored.data) not in HEARD:
+        return
     match stored.data:
         case RequestReceived() as received:
             # A chain that goes on from known blocks is of another version: what is stored of it cannot be credited.
@@ -125,12 +135,6 @@ def evolve(holders: Holders, stored: Stored) -> None:
                 end(holders, received.request)
             else:
                 holders.open[received.request] = stored.event.source
-        case ended if isinstance(ended, ENDS):
-            end(holders, ended.request)
-        case RouterLost() as lost:
-            holders.lost_routers.add(lost.source)
-            for request in [each for each, source in holders.open.items() if source == lost.source]:
-                end(holders, request)
         case PrefillCompleted() as data:
             holders.pending.passed(data.worker, holders.chains.get(data.request, ()))
         case BlocksStored() as data:
@@ -139,6 +143,12 @@ def evolve(holders: Holders, stored: Stored) -> None:
         case BlocksEvicted() as data:
             if held := _in_order(holders, data.worker, data.incarnation, data.number):
                 _dropped(holders, data.worker, holders.index.remove(data.worker, unpack_block_ids(data.block_ids)))
+        case ended if isinstance(ended, ENDS):
+            end(holders, ended.request)
+        case RouterLost() as lost:
+            holders.lost_routers.add(lost.source)
+            for request in [each for each, source in holders.open.items() if source == lost.source]:
+                end(holders, request)
         case CacheReported() as data:
             _report(holders, data)
         case NodeRegistered() as data:
