@@ -83,7 +83,9 @@ def test_verifying_scans_no_state_but_those_that_were_scanned(monkeypatch: pytes
     world, scanned = World(1), list[int]()
     world.run(1_200)
     scan = cachemgr.scan
-    monkeypatch.setattr(cachemgr, "scan", lambda state: (scanned.append(state.seen_seq), scan(state))[1])
+    monkeypatch.setattr(
+        cachemgr, "scan", lambda state, *rules: (scanned.append(state.seen_seq), scan(state, *rules))[1]
+    )
     found = verified(world.log)
     assert found.checked["replication-requested"]
     assert len(scanned) == found.checked["cache-scan-completed"], "not one for each that the leader may not have seen"
