@@ -8,7 +8,7 @@ most one operation for a path and degree is under way.
     intra     C has too few copies:      access / copies, falling; within 10 % the smaller copy first
 
     destination   degree C, schedulable, without z, with room: the longest held part of the path, then the least load
-    source        holders of z by load; for intra those first that are below the 25th percentile of degree C's loads
+    source        holders of z by load; for intra those of degree C, if any, first those below the 25th percentile of its loads
 
 What is given up, `reclaiming.py` says. A source has the destination's engine: others' memory it could not read.
 
@@ -27,7 +27,7 @@ from typing import Literal
 from services.cachemgr.node import Candidate
 from services.cachemgr.replication import OPEN_MAX, Wish
 from services.cachemgr.trie import Trie
-from services.cachemgr.view import FIRST, Destination, View
+from services.cachemgr.view import FIRST, Destination, Load, View
 from shared.contracts.copy_commands import COPY_BLOCKS_MAX
 from shared.contracts.ids import BlockId
 from shared.model.cost import US_PER_S
@@ -183,13 +183,15 @@ def _wish_with_room(
 
 def _wish(view: View, candidate: Candidate, kind: Kind, place: Destination, score: float) -> Wish:
     holding = view.can_lend(candidate.node.block, place.worker)
-    if kind == "inter":
-        sources = sorted(view.load(worker) for worker in holding)
-    else:
+    sources: list[Load] = []
+    if kind == "intra":
         loads = sorted(view.load(each.id) for each in view.of_degree(candidate.degree))
         quiet = loads[int(QUIET_SHARE * len(loads))].service_us if loads else 0
         peers = [each for each in loads if each.worker in holding]
         sources = sorted(peers, key=lambda each: (each.service_us >= quiet, each))
+    if kind == "inter" or (not sources and view.rules != FIRST):
+        # Degree C may have its copies where the destination cannot read them, or where nothing may be asked.
+        sources = sorted(view.load(worker) for worker in holding)
     return Wish(
         operation="",
         z=candidate.node.block,

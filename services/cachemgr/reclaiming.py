@@ -12,7 +12,7 @@ destination, stays, and so does what an agent would not give up during the last 
 Under `regret` reclamation needs a full cache, a second copy and a cold minute.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import nsmallest
 from itertools import islice
 from typing import Protocol
@@ -30,6 +30,9 @@ from shared.model.pool import Worker
 
 LOOK_PER_OPERATION = 16
 """Cold pairs looked at for each reclamation that may be chosen."""
+
+KEPT_MAX = 4_096
+"""Cold pairs passed over for being only where nothing can be given up, as at a cordoned node: 6 ms of a scan, of a few workers."""
 
 PRESSURE_MIN = 0.9
 COLD_S = 60.0
@@ -80,9 +83,14 @@ class PresentRules:
         }
         copies = [*(each.asked for each in view.operations.open.values()), *chosen]
         self._needed = {needed for each in copies for needed in _needed_by(view.trie, each)}
+        workers = view.pool.workers.values()
+        self._giving = {
+            degree: [each.id for each in workers if each.degree == degree and view.gives_up(each)] for degree in DEGREES
+        }
+        self._all_give = sum(map(len, self._giving.values())) == len(workers)
 
     def candidates(self, limit: int, *, spare: bool) -> Iterable[Candidate]:
-        return coldest(self._view.trie, limit, spare=spare)
+        return coldest(self._view.trie, limit, self._is_given_up, spare=spare)
 
     def worker(self, candidate: Candidate) -> Worker | None:
         view, node = self._view, candidate.node
@@ -97,6 +105,11 @@ class PresentRules:
             and (node.block, each.id) not in view.operations.resting
         ]
         return max(ends, key=lambda each: (view.pressure(each), each.id), default=None)
+
+    def _is_given_up(self, node: Node, degree: int) -> bool:
+        """Whether any worker of the degree could give it up."""
+        tips = self._view.trie.tips
+        return self._all_give or any(tips.is_end(worker, node.block) for worker in self._giving[degree])
 
     def take(self, candidate: Candidate, worker: Worker) -> int:
         gone = [each.block for each in islice(self._path(candidate.node, worker), COPY_BLOCKS_MAX)]
@@ -114,17 +127,22 @@ class PresentRules:
             yield each
 
 
-def coldest(trie: Trie, limit: int, *, spare: bool) -> list[Candidate]:
-    """The first `limit` of the reclaimable pairs (z, C), z an end at some worker of degree C. Only what was asked for so lately
-    that it shows is passed over in the line, so a scan costs no more than that and `limit`."""
-    found, unasked = [], 0
+def coldest(trie: Trie, limit: int, is_given_up: Callable[[Node, int], bool], *, spare: bool) -> list[Candidate]:
+    """The first `limit` of the reclaimable pairs (z, C), z an end at some worker of degree C. Passed over in the line are only
+    what was asked for so lately that it shows, and `KEPT_MAX` pairs that nobody could give up: a scan costs no more than that
+    and `limit`."""
+    found, unasked, kept = [], 0, 0
     for node in trie.tips.oldest(spare=spare):
         access_C = trie.demand(node).access
         for degree, ends, replicas, access in zip(DEGREES, node.ends, node.replicas, access_C, strict=True):
-            if ends and replicas > spare and access < replicas * trie.limits.reclaim:
+            if not ends or replicas <= spare or access >= replicas * trie.limits.reclaim:
+                continue
+            if is_given_up(node, degree):
                 found.append(Candidate(node, degree, replicas, access / replicas))
                 unasked += not access
-        if unasked >= limit:
+            else:
+                kept += 1
+        if unasked >= limit or kept >= KEPT_MAX:
             break
     return nsmallest(limit, found, key=lambda each: each.score)
 

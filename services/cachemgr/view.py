@@ -69,6 +69,10 @@ class View:
         assert spec is not None, "a worker's node has registered"
         return spec.evicts
 
+    def gives_up(self, worker: Worker) -> bool:
+        """Whether it may be asked to give up a prefix now."""
+        return self.pool.schedulable(worker) and self.evicts(worker)
+
     def room(self, worker: Worker) -> int:
         """Blocks that neither prompts under way nor copies need, on their way or chosen. Cached ones make room."""
         spec = self.pool.nodes[worker.node].spec

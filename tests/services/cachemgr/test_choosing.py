@@ -229,6 +229,22 @@ def test_of_two_engines_the_one_that_has_the_prefix_gets_a_second_copy(story: Ca
     assert (asked.sources, asked.destination) == ((FOUR,), "n3/1/0"), "though OTHER_FOUR has nothing to do"
 
 
+def test_copies_at_a_degree_that_cannot_be_read_are_made_from_those_of_another(story: CacheStory) -> None:
+    story.tell(*serving("n3", (4,)))
+    runs(story, "sglang", "n1", "n3")
+    for worker in (ONE, FOUR):
+        story.stores(worker, "a")
+    for number in range(3):
+        reuses(story, f"r{number}", "a", FOUR)
+    [asked] = copies(story)
+    assert (asked.kind, asked.sources, asked.destination) == ("intra", (ONE,), OTHER_FOUR)
+    waits(story, "w", OTHER_FOUR, 1_000)
+    [asked] = copies(story)
+    assert (asked.sources, asked.destination) == ((FOUR,), "n3/1/0"), "the other engine's own"
+    story.tell(Cordoned(node=NodeId("n1"), asked_by="ann", reason=""))
+    assert copies(story)[0].sources == (FOUR,), "a node that takes nothing new is still read from"
+
+
 # --- more copies
 
 
@@ -345,6 +361,19 @@ def test_a_copy_that_is_computed_must_have_lost_more_than_it_costs(engine: str, 
     for number in range(4, 12):
         regretted(story, f"r{number}", "a b", near, far)
     assert [each.way for each in copies(story)] == [way]
+
+
+def test_what_is_regretted_at_a_degree_is_read_from_another_if_its_copies_are_of_another_engine(
+    story: CacheStory,
+) -> None:
+    story.tell(changes("regret", 2))
+    runs(story, "sglang", "n1")
+    for worker in (ONE, FOUR):
+        story.stores(worker, "a b")
+    far, near = candidate(OTHER_FOUR, 4, 0, 0, 250), candidate(ONE, 1, 800_000, 200, 250)
+    for number in range(4):
+        regretted(story, f"r{number}", "a b", far, near)
+    assert [(each.sources, each.destination) for each in copies(story)] == [((ONE,), OTHER_FOUR)]
 
 
 def test_no_regret_without_a_cheaper_worker(story: CacheStory) -> None:

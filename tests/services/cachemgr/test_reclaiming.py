@@ -17,6 +17,7 @@ from cache_world import (
     reuses,
 )
 
+from services.cachemgr import reclaiming
 from services.cachemgr.decider import initial, scan, settle
 from services.cachemgr.reclamation import RECLAIM_S_MAX, order
 from services.cachemgr.replication import REST_SCANS
@@ -30,6 +31,7 @@ from shared.contracts.events import (
     ReclamationFailed,
     ReclamationRequested,
     ReplicaReclaimed,
+    Uncordoned,
 )
 from shared.contracts.ids import node_of
 
@@ -150,6 +152,34 @@ def test_where_it_could_not_go_lately_another_holder_gives_it_up(story: CacheSto
     story.tell(*reclaims(story))
     story.tell(*settle(story.state, story.now_ns, {"reclaim-1-1": "pinned"}))
     assert places(story) == [(block("a"), FOUR, 1)]
+
+
+def test_what_nobody_can_give_up_is_in_nobodys_way(story: CacheStory) -> None:
+    """A scan looks at 256 cold pairs for the 16 that it may choose, and these 300 are colder than the others."""
+    for number in range(300):
+        story.stores(FOUR, f"old{number}")
+    story.stores(OTHER_FOUR, "a")
+    story.tell(Cordoned(node=node_of(FOUR), asked_by="ann", reason=""))
+    assert places(story) == [(block("a"), OTHER_FOUR, 1)]
+    story.tell(Uncordoned(node=node_of(FOUR), asked_by="ann", reason=""))
+    assert {worker for _, worker, _ in places(story)} == {FOUR}
+    node = story.state.pool.nodes[node_of(FOUR)]
+    assert node.spec is not None
+    node.spec = node.spec.model_copy(update={"evicts": False})
+    assert places(story) == [(block("a"), OTHER_FOUR, 1)]
+
+
+def test_what_nobody_can_give_up_is_passed_over_up_to_a_limit(
+    story: CacheStory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        story.stores(FOUR, f"old{number}")
+    story.stores(OTHER_FOUR, "a")
+    story.tell(Cordoned(node=node_of(FOUR), asked_by="ann", reason=""))
+    monkeypatch.setattr(reclaiming, "KEPT_MAX", 3)
+    assert places(story) == []
+    monkeypatch.setattr(reclaiming, "KEPT_MAX", 4)
+    assert places(story) == [(block("a"), OTHER_FOUR, 1)]
 
 
 # --- beside copies

@@ -137,7 +137,7 @@ class TrieAgainstBruteForce(RuleBasedStateMachine):
             if self.access[block, degree] < replicas * self.parameters.theta_reclaim:
                 expected.append(self.access[block, degree] / replicas)
         for limit in (0, 1, 3, 100):
-            found = coldest(self.trie, limit, spare=False)
+            found = coldest(self.trie, limit, lambda node, degree: True, spare=False)
             if not self._on_an_edge():
                 assert [each.score for each in found] == pytest.approx(sorted(expected)[:limit], rel=1e-9, abs=2 * COLD)
             assert {(each.node.block, each.degree) for each in found} <= ends
