@@ -32,7 +32,7 @@ LOOK_PER_OPERATION = 16
 """Cold pairs looked at for each reclamation that may be chosen."""
 
 KEPT_MAX = 4_096
-"""Cold pairs passed over for being only where nothing can be given up, as at a cordoned node: 6 ms of a scan, of a few workers."""
+"""Cold pairs passed over for being only where nothing can be given up, as at a cordoned node: 6 ms, of a few workers."""
 
 PRESSURE_MIN = 0.9
 COLD_S = 60.0
