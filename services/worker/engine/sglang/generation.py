@@ -116,7 +116,7 @@ class Answers:
                 meta.get("forward_entry_time"),
                 meta.get("prefill_finished_time"),
             )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise EngineError(f"not an answer of SGLang 0.5.23: {type(error).__name__}: {error}") from None
 
 

@@ -15,8 +15,8 @@ ASK_LIMIT_S = 30.0
 """For what a scheduler answers between two batches."""
 
 CONNECT_LIMIT_S = 5.0
-DATA = "data: "
-END = "[DONE]"
+DATA = b"data: "
+END = b"[DONE]"
 
 
 class ServerLost(EngineError):
@@ -67,11 +67,11 @@ class Server:
             async with self.http.stream("POST", "/generate", content=orjson.dumps(body), headers=_JSON) as response:
                 if response.status_code != httpx.codes.OK:
                     self._read(response.status_code, await response.aread())
-                async for line in response.aiter_lines():
+                async for line in _lines(response):
                     if line == DATA + END:
                         return
                     if line.startswith(DATA):
-                        yield self._read(httpx.codes.OK, line.removeprefix(DATA).encode())
+                        yield self._read(httpx.codes.OK, line.removeprefix(DATA))
         except httpx.HTTPError as error:
             raise self._lost(error) from error
         raise ServerLost("unanswered", f"{self.url}: the stream ended before its end")
@@ -113,6 +113,16 @@ class Server:
     def _lost(self, error: httpx.HTTPError) -> ServerLost:
         failure: Failure = "refused" if isinstance(error, httpx.ConnectError) else "unanswered"
         return ServerLost(failure, f"{self.url}: {type(error).__name__}: {error}")
+
+
+async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """What line feeds end. Lines of httpx also end at U+0085, U+2028 and U+2029, which SGLang's JSON has in it as they are
+    where a model has written them."""
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
 
 
 def _words(answer: Any) -> str:

@@ -1,0 +1,41 @@
+"""A streamed answer comes in parts as it was sent, whatever a model writes and wherever a piece of it ends."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.worker.engine.sglang.server import Server
+
+
+class Pieces(httpx.AsyncByteStream):
+    """Octets, so many at a time."""
+
+    def __init__(self, octets: bytes, size: int) -> None:
+        self._octets, self._size = octets, size
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for at in range(0, len(self._octets), self._size):
+            yield self._octets[at : at + self._size]
+
+
+async def streamed(parts: list[dict[str, Any]], size: int) -> list[dict[str, Any]]:
+    octets = b"".join(b"data: " + orjson.dumps(part) + b"\n\n" for part in parts) + b"data: [DONE]\n\n"
+    server = Server("http://n:1", None)
+    server.http = httpx.AsyncClient(
+        transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=Pieces(octets, size))), base_url=server.url
+    )
+    return [part async for part in server.stream({})]
+
+
+async def test_characters_that_end_lines_elsewhere_end_none_here() -> None:
+    parts = [{"text": f"one{end}two", "output_ids": [1]} for end in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"]
+    assert await streamed(parts, 1_000) == parts
+
+
+@given(st.lists(st.builds(dict, text=st.text(max_size=5))), st.integers(1, 40))
+async def test_pieces_may_end_anywhere(parts: list[dict[str, Any]], size: int) -> None:
+    assert await streamed(parts, size) == parts
