@@ -192,13 +192,16 @@ class Fleet:
         return vitals.verdict(self._clock.monotonic_ns())
 
     async def _watch_decode(self, rank: int, server: Server, gone: set[int]) -> None:
-        """A decode server may come back: it holds nothing that anybody counts on. `gone` has those that are given up."""
+        """A decode server may come back, if it fits as it did: it holds nothing that anybody counts on. `gone` has those that
+        are given up."""
         while True:
             vitals = Vitals(server.url, "", round(self._settings.silence_s * 1e9))
             while (reason := vitals.verdict(self._clock.monotonic_ns())) is None:
                 await self._clock.sleep(PROBE_S)
                 try:
                     await server.probe()
+                    if self.down[rank]:
+                        await self._rejoin(server)
                     vitals.answered()
                     self.down[rank] = False
                     gone.discard(rank)
@@ -210,6 +213,14 @@ class Fleet:
             gone.add(rank)
             if len(gone) == len(self.decode):
                 self.lose(f"no decode server answers: {reason}")
+
+    async def _rejoin(self, server: Server) -> None:
+        """Whoever answers now may be another life, started in another way. Errors: EngineError with everything for which it is
+        refused, or why it does not answer."""
+        facts = await server.facts()
+        if found := decode_refusals(facts, server.url, self._settings, self._model):
+            raise EngineError("; ".join(found))
+        self.facts[server] = facts
 
     def lose_decode(self, rank: int, reason: str) -> None:
         """It does not answer: while others do, nothing is sent to it until it does again."""

@@ -19,7 +19,7 @@ class Replay:
     """`asked` are the bodies that came, `aborted` the requests that were to end, `probed` whether it was well at each probe.
     `broken_after` cuts streams off after so many parts, as a server does that dies; one that is `full` takes no request, one
     that is `hanging` takes it and says nothing more. `boot` is added to the start-up times, so that another number is another
-    life. `events_host` is where it says that it publishes, `mode` what it says to be."""
+    life. `events_host` is where it says that it publishes, `mode` what it says to be, `told` what else."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -32,6 +32,7 @@ class Replay:
         self.events_host = "*"
         self.boot = 0.0
         self.mode = "null"
+        self.told: dict[str, Any] = {}
         self.buffer: list[list[bytes]] = []
         self.replays: list[int] = []
         self.url = ""
@@ -54,7 +55,7 @@ class Replay:
         return JSONResponse(recorded()["model_info"]) if self.well else Response(status_code=503)
 
     async def _server_info(self) -> Response:
-        told = recorded()["server_info"]
+        told = recorded()["server_info"] | self.told
         events = {
             "endpoint_host": self.events_host,
             "endpoint_port_base": self._ports[0],

@@ -81,6 +81,7 @@ def settings_of(model: Path, decode: Replay, prefill_url: str, context_tokens: i
 async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
     model = write_tiny_model(tmp_path / "tiny-qwen3", "qwen3")
     async with replaying() as server:
+        server.mode = "decode"
         clock = Beats()
         engine = SglangEngine(settings_of(model, server, "http://n:1", 512), clock, random.Random(1))
         yield Watched(engine._fleet, clock, server)
@@ -179,3 +180,22 @@ async def test_the_engine_ends_with_the_last_one_that_is_given_up(watched: Watch
     for _ in range(UNANSWERED_MAX):
         await watched.probe(well=False)
     assert "no decode server answers" in await asyncio.wait_for(watched.fleet.lost, 30)
+
+
+async def test_one_that_comes_back_as_another_gets_nothing(watched: Watched) -> None:
+    """Of another page size or model it would answer all the same, and wrongly."""
+    await watched.probe(well=False)
+    watched.server.mode = "null"
+    watched.server.well = True
+    for _ in range(UNANSWERED_MAX - 1):
+        watched._clock.beats.release()
+    reason = await asyncio.wait_for(watched.fleet.lost, 30)
+    assert "disaggregation_mode: 'null'; needed: 'decode'" in reason
+    assert watched.fleet.down == [True]
+
+
+async def test_one_that_comes_back_is_read_as_it_streams_now(watched: Watched) -> None:
+    await watched.probe(well=False)
+    watched.server.told = {"incremental_streaming_output": True}
+    await watched.probe(well=True)
+    assert watched.fleet.facts[watched.fleet.decode[0]].incremental_streaming_output
