@@ -10,6 +10,7 @@
     by what nobody has asked for yet.
 """
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -40,7 +41,7 @@ class CacheIndex:
     def __init__(self, units: Sequence[UnitCache], blocks_per_rank: int) -> None:
         self._units = units
         self._names_max = NAMES_PER_BLOCK * blocks_per_rank * len(set(map(id, units)))
-        self._names: dict[PageHash, Named] = {}
+        self._names: OrderedDict[PageHash, Named] = OrderedDict()
         self._pages: dict[BlockId, PageHash] = {}
         self._told: dict[Group, Holder] = {}
         self._left: dict[Group, set[BlockId]] = {}
@@ -64,17 +65,20 @@ class CacheIndex:
                 self._pages[block] = page
 
     def prune(self, needed: Collection[PageHash]) -> None:
-        """Forget the oldest names that no page and no running request needs, if there are too many."""
-        excess = len(self._names) - self._names_max
-        if excess <= 0:
-            return
-        held = set().union(*(unit.held for unit in self._units))
-        told = {block for holder in self._told.values() for block in holder.held}
-        for page in list(self._names):
-            name = self._names[page]
-            if excess and page not in held and page not in needed and name.block not in told:
-                del self._names[page], self._pages[name.block]
-                excess -= 1
+        """Forget the oldest names that no page and no running request needs, if there are too many. What is needed counts as
+        new from then on, so that a call looks at few names that it does not forget."""
+        for _ in range(len(self._names)):
+            if len(self._names) <= self._names_max:
+                return
+            page = next(iter(self._names))
+            if page in needed or self._needs(page, self._names[page].block):
+                self._names.move_to_end(page)
+            else:
+                del self._pages[self._names.pop(page).block]
+
+    def _needs(self, page: PageHash, block: BlockId) -> bool:
+        """Whether a unit has the page, or a worker was told that it has."""
+        return any(page in unit.held for unit in self._units) or any(block in each.held for each in self._told.values())
 
     def page(self, block: BlockId) -> PageHash | None:
         """SGLang's name for a block, if a request has brought it."""

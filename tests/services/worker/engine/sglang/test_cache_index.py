@@ -1,5 +1,6 @@
 """What agents are told of a cache that changes by itself: never ahead of the pages, never out of order."""
 
+import tracemalloc
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from services.worker.engine.sglang.cache_index import CacheIndex
 from services.worker.engine.sglang.kv_messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, Message
 from services.worker.engine.sglang.page_hashes import page_hashes, salt_of
 from services.worker.engine.sglang.unit_cache import UnitCache
-from shared.contracts.ids import BlockId, RequestId
+from shared.contracts.ids import BLOCK_ID_BYTES, BlockId, RequestId
 from shared.model.blocks import Tokens, block_chain
 from shared.model.lattice import Composition, Group, groups_of
 
@@ -141,6 +142,26 @@ def test_names_that_nobody_needs_are_forgotten_oldest_first() -> None:
     index.prune(needed=pages_of("ab"))
     known = [block for text in ("abc", "def") for block in chain_of(text) if index.page(block) is not None]
     assert known == [*chain_of("ab"), *chain_of("def")[1:]]
+
+
+def test_to_forget_a_name_few_are_looked_at() -> None:
+    """A node at the limit of its names meets it with every prompt, and has hundreds of thousands."""
+    unit = UnitCache()
+    index = CacheIndex([unit], blocks_per_rank=5_000)
+    index.adopt(groups_of((1,)))
+    pages = range(1, 20_010)
+    index.learn(pages, [BlockId(page.to_bytes(BLOCK_ID_BYTES, "big")) for page in pages], bytes(20_009 * 4))
+    unit.held = set(pages[:4])
+    index.prune(needed=set(pages[:2]))
+    tracemalloc.start()
+    for page in range(30_000, 30_020):
+        index.learn([page], [BlockId(page.to_bytes(BLOCK_ID_BYTES, "big"))], bytes(4))
+        index.prune(needed=set())
+    grown = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert grown < 20_000, "no copy of all names"
+    assert index.page(BlockId((1).to_bytes(BLOCK_ID_BYTES, "big"))) == 1
+    assert index.page(BlockId((30_019).to_bytes(BLOCK_ID_BYTES, "big"))) == 30_019
 
 
 class Told(RuleBasedStateMachine):
