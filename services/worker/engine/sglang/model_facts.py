@@ -32,8 +32,8 @@ def read_model(model_dir: Path) -> ModelFacts:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise EngineError(f"model_dir {model_dir}: no readable config.json ({error})") from None
-    text = config.get("text_config", config)
     try:
+        text = config.get("text_config", config)
         dtype = str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "bfloat16")
         return ModelFacts(
             architectures=tuple(config["architectures"]),
@@ -44,6 +44,8 @@ def read_model(model_dir: Path) -> ModelFacts:
         )
     except KeyError as error:
         raise EngineError(f"{path}: {error} is missing") from None
+    except (AttributeError, TypeError, ValueError) as error:
+        raise EngineError(f"{path}: is not a model's configuration: {error}") from None
 
 
 def _kv_values(text: Mapping[str, Any]) -> int:

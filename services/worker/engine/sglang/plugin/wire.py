@@ -136,6 +136,8 @@ def decode(numbers: Numbers, units: int) -> Verb | None:
             )
     except KeyError as missing:
         raise ValueError(f"a verb without {missing}") from None
+    except OverflowError as error:  # JSON has numbers that no float holds, and SGLang passes infinity on
+        raise ValueError(f"a number out of all bounds: {error}") from None
     encode(verb)
     return verb
 

@@ -104,6 +104,15 @@ def test_a_model_s_directory_says_what_the_pool_must_know(tmp_path: Path) -> Non
     assert read_model(write_tiny_model(tmp_path / "m", "qwen3", context=4096)) == MODEL
     with pytest.raises(EngineError, match=r"no readable config\.json"):
         read_model(tmp_path)
+    for text in (
+        "[]",
+        '{"text_config": 3}',
+        '{"architectures": null}',
+        '{"architectures": ["A"], "vocab_size": "many"}',
+    ):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(EngineError, match=r"config\.json: "):
+            read_model(tmp_path)
 
 
 # --- settings

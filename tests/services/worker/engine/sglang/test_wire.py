@@ -85,3 +85,11 @@ def test_a_bad_verb_is_refused_by_field(numbers: dict[str, float], complaint: st
 def test_a_verb_that_did_not_pass_the_controller_is_refused() -> None:
     with pytest.raises(ValueError, match="controller"):
         wire.told(wire.encode(Release(1)), 4)
+
+
+@pytest.mark.parametrize("name", ["vertumnus_epoch", "vertumnus_starts", "vertumnus_lease_s"])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 10**400])
+def test_a_number_that_is_none_is_refused(name: str, value: float) -> None:
+    """Any other error would end the process that reads it, and with it the server."""
+    with pytest.raises(ValueError, match=r"\w"):
+        wire.decode({**wire.encode(Prepare(3, (2, 2), 1.0)), name: value}, 4)
