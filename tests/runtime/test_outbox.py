@@ -200,6 +200,18 @@ async def test_a_batch_is_bounded_in_events_and_in_bytes(monkeypatch: pytest.Mon
     await out.stop()
 
 
+async def test_few_events_go_one_after_the_other_and_more_in_a_batch() -> None:
+    log, clock = Counting(), HastyClock()
+    out = await outbox(log, "router-1", clock)
+    few = outbox_module.ONE_BY_ONE_MAX
+    await out.stored(out.record([registered(n) for n in range(few)])[-1])
+    assert [events for events, _ in log.appends] == [1] * few
+    log.appends.clear()
+    await out.stored(out.record([registered(n) for n in range(few + 1)])[-1])
+    assert [events for events, _ in log.appends] == [few + 1]
+    await out.stop()
+
+
 async def test_no_facts_are_nothing_to_record() -> None:
     log, clock = Counting(), HastyClock()
     out = await outbox(log, "router-1", clock)
