@@ -24,7 +24,7 @@ BYTES_MAX = 128 * 2**20
 BATCH_EVENTS_MAX = 100
 BATCH_BYTES_MAX = 4_000_000
 ONE_BY_ONE_MAX = 4
-"""So few events go one after the other: NATS takes some 4 ms for a batch of any size, and 0.5 to 1.3 ms for one event (ADR 40)."""
+"""So few events go one after the other: NATS takes 4 ms for a batch of any size, 0.5 to 1.3 ms for one event (ADR 40)."""
 
 STALLED_S = 2.0
 """An outbox whose oldest event has waited longer makes the service unready."""
@@ -139,8 +139,8 @@ class Outbox:
             self._bytes -= len(entry.payload)
 
     def _next_batch(self) -> list[Entry]:
-        """What is appended next. Two facts of one `record` may so be apart in the log: whoever dies between them has all that it
-        left open ended, like anybody who dies behind the first."""
+        """What is appended next. Two facts of one `record` may so be apart in the log: whoever dies between them has all that
+        it left open ended, like anybody who dies behind the first."""
         if len(self._waiting) <= ONE_BY_ONE_MAX:
             return [self._waiting[0].entry]
         batch: list[Entry] = []
