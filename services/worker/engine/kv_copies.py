@@ -72,7 +72,7 @@ class KvCopies:
             raise EngineError(f"parent {parent.hex()}: the worker does not hold it, and the plan does not bring it")
         there = worker.longest(blocks)
         last = blocks[there - 1] if there else parent
-        above = self._slots.path(worker.held[last]) if last is not None else []
+        above = self._slots.paths([worker.held[last]]) if last is not None else []
         missing, first_depth = tuple(blocks[there:]), len(above)
         self._slots.pin(above)
         try:
@@ -139,11 +139,10 @@ class KvCopies:
         that is repeated gets the same answer."""
         if lease not in self._leases:
             found = [self._slots.copy_of(block) for block in blocks]
-            pinned = {ref_of(each): each for slot in found if slot is not None for each in self._slots.path(slot)}
-            by_depth = sorted(pinned.values(), key=lambda slot: slot.depth)
-            self._slots.pin(by_depth)
+            pinned = self._slots.paths(slot for slot in found if slot is not None)
+            self._slots.pin(pinned)
             refs = tuple(None if slot is None else ref_of(slot) for slot in found)
-            self._leases[lease] = refs, tuple(map(ref_of, by_depth))
+            self._leases[lease] = refs, tuple(map(ref_of, pinned))
         return self._leases[lease][0]
 
     def lies_at(self, ref: SlotRef, block: BlockId) -> bool:

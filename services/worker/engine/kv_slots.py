@@ -86,13 +86,18 @@ class KvSlots:
         copies = self.copies_of(block)
         return next((slot for slot in copies if self._is_held(slot)), copies[0] if copies else None)
 
-    def path(self, slot: Slot) -> list[Slot]:
-        """From the first block down to `slot`, as far as the worker that has it holds them; `slot` alone if stranded."""
-        held = self._holder_of[slot.rank].held
-        path = [slot]
-        while self._is_held(path[-1]) and (parent := path[-1].parent) is not None:
-            path.append(held[parent])
-        return path[::-1]
+    def paths(self, slots: Iterable[Slot]) -> list[Slot]:
+        """From the first blocks down to `slots`, as far as the workers that have them hold them, each slot once, parents first;
+        a stranded one alone. Looks at each of them once, so a whole prompt costs no more than its last block."""
+        found: dict[Slot, None] = {}
+        for slot in slots:
+            held, below = self._holder_of[slot.rank].held, slot
+            while below not in found:
+                found[below] = None
+                if below.parent is None or not self._is_held(below):
+                    break
+                below = held[below.parent]
+        return sorted(found, key=lambda slot: slot.depth)
 
     def take_all(self, what: str, ranks: Sequence[int]) -> list[Slot]:
         """A fresh slot, pinned once, on each of `ranks`, evicting if need be. OutOfBlocks, before anything has changed, if

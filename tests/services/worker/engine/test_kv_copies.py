@@ -4,6 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, multiple, rule
 
+from services.worker.engine.holder import Holder, Slot
 from services.worker.engine.kv_pool import KvPool
 from services.worker.engine.protocol import EngineError, OutOfBlocks
 from shared.contracts.ids import BlockId
@@ -176,6 +177,28 @@ def test_a_lease_finds_stranded_blocks_and_outlives_a_switch() -> None:
     pool.copies.end_lease("l")
     pool.copies.end_lease("never was")
     assert [pool.counts(rank)[1] for rank in range(4)] == [1, 1, 1, 1]
+
+
+def test_lending_a_long_prompt_looks_at_each_block_a_few_times_and_not_at_its_path_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blocks, looks, holds = 1_000, 0, Holder.holds
+    chain = [BlockId(depth.to_bytes(16, "big")) for depth in range(blocks)]
+    pool = pool_of((2,), blocks_per_rank=blocks)
+    pool.reserve(request(1), Group(0, 2), chain, blocks * BLOCK_TOKENS)
+    pool.commit(request(1), blocks * BLOCK_TOKENS)
+    pool.release(request(1))
+
+    def counted(holder: Holder, slot: Slot) -> bool:
+        nonlocal looks
+        looks += 1
+        return holds(holder, slot)
+
+    monkeypatch.setattr(Holder, "holds", counted)
+    assert None not in pool.copies.lend("l", chain)
+    assert looks <= 3 * blocks
+    assert [pool.counts(rank)[2] for rank in range(2)] == [blocks / 2] * 2
+    pool.check()
 
 
 def test_a_lent_block_is_not_evicted_nor_is_what_lies_above_it() -> None:
