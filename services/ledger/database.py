@@ -60,11 +60,7 @@ async def view(database_url: str, exported: str | None = None) -> AsyncIterator[
     connection = await connect(database_url)
     try:
         await connection.transaction(isolation="repeatable_read", readonly=True).start()
-        if exported is None:
-            # Before anything is looked at: a day of block events could be dropped between two questions, and its rows are then
-            # gone from this view as well. `drop_block_day` gives up after 2 s, and tries again.
-            await connection.execute("LOCK TABLE block_events IN ACCESS SHARE MODE")
-        else:
+        if exported is not None:
             await connection.execute(f"SET TRANSACTION SNAPSHOT '{exported}'")
         yield connection
     finally:
