@@ -1,7 +1,8 @@
 """Compositions that stay against compositions that change (the shape of the paper's Figure 13), under a load that changes.
 
 One placement policy on both sides, the same requests for all. The best fixed composition is known in hindsight only; what
-`vertumnus plan` makes of the run before is known beforehand. Whoever adapts begins with the first of `FIXED`.
+`vertumnus plan` makes of the run before, by the paper's rule or by a replay, is known beforehand. Whoever adapts begins with
+the first of `FIXED`.
 """
 
 from collections import Counter
@@ -15,9 +16,12 @@ from typing import NamedTuple
 
 from bench.policies.cells import Cell, Found, Names, filled
 from bench.policies.showing import markdown, share
+from cli.simulating.planning import repeated
 from cli.simulating.plotting import lines, save
 from services.controller.capacity import capacity
+from services.controller.forecast import rule
 from services.controller.planning import Hardware, load, plan
+from services.controller.searching import replay, search
 from shared.model.lattice import Composition
 from shared.model.parameters import Parameters
 from simulation.policies import adapting as adapting_runs
@@ -54,7 +58,9 @@ FIXED: Mapping[str, tuple[Composition, ...]] = {
 """Those that are run at full length: all without workers of degree 2, and what is next to the best of them with some."""
 
 DEGREES = (2, 4, 8)
-PLANNED = "planned on the run before"
+PLANNED, REPLAYED = "planned on the run before", "replayed on the run before"
+"""By the paper's rule, and by the replay that `vertumnus plan` makes."""
+
 ADAPTING = ("paper", "forecast")
 SEEDS_APART = 1_000
 """The run before a seed's has the seed this far from it."""
@@ -97,11 +103,11 @@ def adapting(
 
     Errors: ValueError for an unknown load."""
     told = load_of(name, shrink)
-    planned = [_planned(setup, told.rows(seed + SEEDS_APART)) for seed in range(seeds)]
+    before = [list(told.rows(seed + SEEDS_APART)) for seed in range(seeds)]
     cells = [
         _cell(policy, each, called, name, shrink)
         for seed, policy in product(range(seeds), policies)
-        for called, each in _setups(replace(policy.of(setup), seed=seed), EVERY if every else FIXED, planned[seed])
+        for called, each in _setups(replace(policy.of(setup), seed=seed), EVERY if every else FIXED, before[seed])
     ]
     found = filled(kept / f"adapting-{name}.jsonl", cells, jobs)
     panels: dict[str, dict[str, dict[float, Spread]]] = {}
@@ -143,9 +149,9 @@ def _cell(policy: Policy, setup: Setup, called: str, name: str, shrink: float) -
 
 
 def _setups(
-    setup: Setup, fixed: Mapping[str, tuple[Composition, ...]], planned: tuple[Composition, ...]
+    setup: Setup, fixed: Mapping[str, tuple[Composition, ...]], before: Sequence[Row]
 ) -> Iterator[tuple[str, Setup]]:
-    for name, nodes in {**fixed, PLANNED: planned}.items():
+    for name, nodes in {**fixed, **_planned(setup, before)}.items():
         yield name, replace(setup, compositions=nodes)
     first = next(iter(FIXED.values()))
     for name in ADAPTING:
@@ -153,14 +159,17 @@ def _setups(
         yield f"`{name}`", replace(setup, compositions=first, parameters=parameters)
 
 
-def _planned(setup: Setup, rows: Iterable[Row]) -> tuple[Composition, ...]:
-    """What `vertumnus plan` takes for these requests, of the degrees of `FIXED` and as if nothing were cached."""
-    parameters, model = Parameters(), setup.coefficients
+def _planned(setup: Setup, rows: Sequence[Row]) -> Mapping[str, tuple[Composition, ...]]:
+    """What `vertumnus plan` takes for these requests, of the degrees of `FIXED`: by the paper's rule as if nothing were cached,
+    and by a replay with what repeats."""
+    parameters, model = Parameters(**setup.parameters), setup.coefficients
     window_us = parameters.window_s * 10**6
     carried = {each: capacity(setup.capacities, setup.capacity_share, window_us, each).us for each in DEGREES}
     asked = load([(row.arrival_ms, row.prompt_tokens) for row in rows], model, parameters.window_s)
     hardware = Hardware(len(setup.compositions), max(DEGREES), carried)
-    return plan(asked, hardware, lambda degree, tokens: model.prefill_us(degree, tokens, 0), parameters.up)[0].nodes
+    found = plan(asked, hardware, lambda degree, tokens: model.prefill_us(degree, tokens, 0), parameters.up)
+    tried = search(found, replay(repeated(rows), model, rule(parameters)))
+    return {PLANNED: found[0].nodes, REPLAYED: tried[0].candidate.nodes}
 
 
 def table(parts: Sequence[str], runs: Sequence[Runs]) -> None:
@@ -168,13 +177,13 @@ def table(parts: Sequence[str], runs: Sequence[Runs]) -> None:
     tokens served within the objective, likewise by part."""
     fixed = [each for each in runs if each.name in EVERY]
     best = min(fixed, key=lambda each: _mean(each, _whole_s))
-    planned = next(each for each in runs if each.name == PLANNED)
+    planned = [each for each in runs if each.name in (PLANNED, REPLAYED)]
     head = [
         "mean TTFT, s",
         *parts,
         "all",
         "against the best fixed",
-        "against the planned",
+        *(f"against {each.name}" for each in planned),
         "switches, reversed",
     ]
     rows = [
@@ -183,7 +192,7 @@ def table(parts: Sequence[str], runs: Sequence[Runs]) -> None:
             *(f"{each.mean_s(part):.3f}" for part in range(len(parts))),
             f"{_mean(each, _whole_s):.4f}",
             "best" if each is best else each.change(best, _whole_s),
-            "" if each is planned else each.change(planned, _whole_s),
+            *("" if each is other else each.change(other, _whole_s) for other in planned),
             f"{_mean(each, _switches):.1f}, {sum(run['reversed'] for run in each.found)}",
         ]
         for each in runs
@@ -192,7 +201,7 @@ def table(parts: Sequence[str], runs: Sequence[Runs]) -> None:
         if each.name not in EVERY:
             least_s = [min(other.mean_s(part) for other in fixed) for part in range(len(parts))]
             changes = [f"{each.mean_s(part) / least_s[part] - 1:+.1%}" for part in range(len(parts))]
-            rows.append([f"{each.name}: against the best of each", *changes, "", "", "", ""])
+            rows.append([f"{each.name}: against the best of each", *changes, "", "", *("" for _ in planned), ""])
     markdown(head, rows)
     print()
     markdown(

@@ -1,4 +1,4 @@
-"""The composition to begin with, from a trace (paper, section 4.3). Pure.
+"""The composition to begin with, by the paper's rule (section 4.3). Pure; `searching.py` goes on from here.
 
 Suitable is what serves the trace's P90 length within its objective at its largest degree. Of what is suitable and has the
 capacity for the busiest window, the one with most workers of large degrees is taken; if none has, the one with the largest
@@ -14,26 +14,41 @@ from services.controller.forecast import SMALL_POOL, shapes
 from services.controller.steps import NodeSight
 from shared.contracts.ids import NodeId
 from shared.model.cost import Coefficients
-from shared.model.lattice import Composition
+from shared.model.lattice import Composition, degree_min
 
 Prefill = Callable[[int, int], int]
 """(degree, prompt tokens) → predicted microseconds, cache hits as expected."""
 
 
 class Load(NamedTuple):
-    """What a trace asks for: its P90 length with the objective for it, and the prompts of its busiest window."""
+    """What a trace asks for: its P90 length with the objective for it, the prompts of its busiest window, and its longest."""
 
     p90_tokens: int
     slo_us: int
     busiest: Sequence[int]
+    longest_tokens: int = 1
 
 
 class Hardware(NamedTuple):
-    """So many equal nodes; κ_C by degree in microseconds of a window."""
+    """So many equal nodes; κ_C by degree in microseconds of a window. A rank's KV memory holds `rank_tokens`, None if that is
+    no bound; `step_tokens` of one prompt are computed in a step, and every worker has to hold them."""
 
     nodes: int
     ranks: int
     capacities_us: Mapping[int, int]
+    rank_tokens: int | None = None
+    step_tokens: int = 1
+
+    def degrees(self, longest_tokens: int) -> tuple[int, ...]:
+        """Those whose workers hold a step, in rising order."""
+        degrees = tuple(sorted(self.capacities_us))
+        if self.rank_tokens is None:
+            return degrees
+        least = degree_min(degrees, self.rank_tokens, min(self.step_tokens, longest_tokens), cyclic=True)
+        return tuple(each for each in degrees if each >= least)
+
+    def holds(self, degree: int, tokens: int) -> bool:
+        return self.rank_tokens is None or degree * self.rank_tokens >= tokens
 
 
 class Candidate(NamedTuple):
@@ -65,12 +80,13 @@ def load(asked: Sequence[tuple[float, int]], coefficients: Coefficients, window_
     demand_us = {k: sum(coefficients.prefill_us(1, each, 0) for each in lengths) for k, lengths in windows.items()}
     busiest = max(windows, key=lambda k: (demand_us[k], -k))
     p90_tokens = sorted(tokens for _, tokens in asked)[len(asked) * 9 // 10]
-    return Load(p90_tokens, coefficients.slo_us(p90_tokens), windows[busiest])
+    return Load(p90_tokens, coefficients.slo_us(p90_tokens), windows[busiest], max(tokens for _, tokens in asked))
 
 
 def plan(load: Load, hardware: Hardware, prefill: Prefill, up: float) -> list[Candidate]:
-    """Every candidate, best first. `up` is the share of its capacity that a pool should be asked for at most."""
-    degrees = tuple(hardware.capacities_us)
+    """Every candidate that takes all prompts, best first. `up` is the share of its capacity that a pool should be asked for at
+    most. Errors: ValueError if there is none."""
+    degrees = hardware.degrees(load.longest_tokens)
     whole = NodeSight(NodeId("n"), (0,) * hardware.ranks, degrees, ())
     mixed = hardware.nodes <= SMALL_POOL
     forms = shapes(whole._replace(composition=(hardware.ranks,)), mixed=mixed)
@@ -82,7 +98,14 @@ def plan(load: Load, hardware: Hardware, prefill: Prefill, up: float) -> list[Ca
     found = [
         _candidate(nodes, load, hardware, prefill, demands_us, up)
         for nodes in combinations_with_replacement(forms, hardware.nodes)
+        if hardware.holds(max(map(max, nodes)), load.longest_tokens)
     ]
+    if not found:
+        longest = max(map(max, forms))
+        raise ValueError(
+            f"rank_tokens: workers of degree {longest} hold {longest * (hardware.rank_tokens or 0)} tokens; the trace's longest"
+            f" prompt has {load.longest_tokens}"
+        )
     return sorted(found, key=_rank, reverse=True)
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulation.workloads.endless import EndlessCache, cached_tokens
 from simulation.workloads.rows import Row
 
 LONG_TOKENS = 32 * 1024
@@ -74,7 +75,7 @@ class _Fold:
         self.prompts = array("q")
         self.outputs = array("q")
         self.common_depths = array("q")
-        self.seen: set[int] = set()
+        self.cache = EndlessCache()
         self.common: tuple[int, ...] | None = None
         self.arrivals: Counter[int] = Counter()
         self.arrived_tokens: Counter[int] = Counter()
@@ -91,8 +92,7 @@ class _Fold:
         bucket = int((row.arrival_ms - self.first_ms) // (COUNT_S * 1000))
         self.arrivals[bucket] += 1
         self.arrived_tokens[bucket] += row.prompt_tokens
-        # At least one token of a prompt is always computed.
-        self.hit_tokens[bucket] += min(self._add_blocks(row) * row.block_tokens, row.prompt_tokens - 1)
+        self.hit_tokens[bucket] += cached_tokens(row, self._add_blocks(row))
         gap_ms = round(row.arrival_ms - self.last_ms)
         if gap_ms > 0:
             self.gaps_ms[gap_ms] += 1
@@ -102,8 +102,7 @@ class _Fold:
     def _add_blocks(self, row: Row) -> int:
         """How many leading blocks were there before."""
         ids = row.hash_ids
-        depth = next((i for i, block in enumerate(ids) if block not in self.seen), len(ids))
-        self.seen.update(ids[depth:])
+        depth = self.cache.depth(row)
         self.common_depths.append(depth)
         if self.common is None:
             self.common = ids
@@ -137,7 +136,7 @@ def statistics(rows: Iterable[Row]) -> Statistics:
         long_tokens_share=float(prompts[long].sum() / prompts.sum()),
         ideal_hit_rate=float(sum(hit_tokens) / prompts.sum()),
         shared_requests_share=float((np.array(fold.common_depths) > len(fold.common or ())).mean()),
-        blocks=len(fold.seen),
+        blocks=len(fold.cache),
         block_tokens=fold.block_tokens,
         burstiness=_burstiness(arrivals),
         arrival_grid_ms=_grid_ms(fold.gaps_ms),

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.policies.__main__ import SETUP, app
-from bench.policies.adapting import PLANNED, Runs
+from bench.policies.adapting import PLANNED, REPLAYED, Runs
 from bench.policies.adapting import table as adapting_table
 from bench.policies.comparing import Side
 from bench.policies.scale import measured
@@ -100,12 +100,13 @@ def test_what_adapts_is_compared_with_the_best_in_hindsight(capsys: pytest.Captu
         runs("10 CP4", (1.0, 5.0), (1.0, 5.0)),
         runs("5 CP8", (2.0, 2.0), (2.0, 2.0)),
         runs(PLANNED, (4.0, 4.0), (4.0, 4.0)),
+        runs(REPLAYED, (2.0, 2.0), (2.0, 2.0)),
     ]
     adapting_table(["one", "other"], [*fixed, runs("`forecast`", (1.1, 2.1), (1.3, 2.3))])
     printed = capsys.readouterr().out.splitlines()
-    assert "| 5 CP8 | 2.000 | 2.000 | 2.0000 | best | -50.0% ±0.0 | 3.0, 2 |" in printed
-    assert "| `forecast` | 1.200 | 2.200 | 1.7000 | -15.0% ±7.1 | -57.5% ±3.5 | 3.0, 2 |" in printed
-    assert "| `forecast`: against the best of each | +20.0% | +10.0% |  |  |  |  |" in printed
+    assert "| 5 CP8 | 2.000 | 2.000 | 2.0000 | best | -50.0% ±0.0 | +0.0% ±0.0 | 3.0, 2 |" in printed
+    assert "| `forecast` | 1.200 | 2.200 | 1.7000 | -15.0% ±7.1 | -57.5% ±3.5 | -15.0% ±7.1 | 3.0, 2 |" in printed
+    assert "| `forecast`: against the best of each | +20.0% | +10.0% |  |  |  |  |  |" in printed
     assert "| `forecast` | 100.0% | 22.0% | 95.0% |" in printed, "2.1 and 2.3 in the other phase"
     assert runs("`forecast`", (1.1, 2.1), (1.3, 2.3)).by_part(2)[2].mean == pytest.approx(2.2)
 

@@ -1,4 +1,4 @@
-"""The first composition, by hand."""
+"""The first composition by the paper's rule, by hand."""
 
 import pytest
 
@@ -42,3 +42,22 @@ def test_large_pools_have_nodes_of_one_degree() -> None:
 def test_ranks_that_no_degree_divides_are_refused() -> None:
     with pytest.raises(ValueError, match="3 ranks cannot be divided into workers of"):
         plan(Load(1, 1, [1]), Hardware(3, 3, {2: 1}), prefill, 1.0)
+
+
+def test_workers_that_do_not_hold_a_step_and_pools_that_do_not_hold_the_longest_prompt_are_left_out() -> None:
+    load = Load(8, 8, [31], longest_tokens=30)
+    assert {each.degrees for each in plan(load, H._replace(rank_tokens=10, step_tokens=8), prefill, 1.0)} == {(4,)}
+    assert {each.degrees for each in plan(load, H._replace(rank_tokens=16, step_tokens=8), prefill, 1.0)} == {
+        (4,),
+        (2, 2),
+        (2, 1, 1),
+    }
+    assert {each.degrees for each in plan(load, H._replace(rank_tokens=16, step_tokens=20), prefill, 1.0)} == {
+        (4,),
+        (2, 2),
+    }
+    assert (1, 1, 1, 1) in {each.degrees for each in plan(load, H._replace(rank_tokens=30), prefill, 1.0)}
+    with pytest.raises(
+        ValueError, match="rank_tokens: workers of degree 4 hold 28 tokens; the trace's longest prompt has 30"
+    ):
+        plan(load, H._replace(rank_tokens=7), prefill, 1.0)
