@@ -51,8 +51,7 @@ async def compared(peer: Dynamo | SGLang, world: World, decisions: int) -> Agree
 
 
 async def main(name: str, seed: int, decisions: int) -> None:
-    peer = {"dynamo": Dynamo, "sglang": SGLang}[name]
-    async with peer(WORKERS) as asked:
+    async with Dynamo(WORKERS) if name == "dynamo" else SGLang(WORKERS) as asked:
         found = await compared(asked, World(WORKERS, Random(seed)), decisions)
     print(
         f"{name}, seed {seed}: {found.agreed} of {found.decisions} decisions agree ({found.agreed / found.decisions:.1%}); "

@@ -155,7 +155,7 @@ def drawn_prefix(tokens: int) -> np.ndarray:
 
 async def figures(arguments: argparse.Namespace, keys: Bench, queries: Bench, one: Bench) -> AsyncIterator[Row]:
     model = AutoModelForCausalLM.from_pretrained(arguments.model_dir, dtype="auto", attn_implementation="sdpa")
-    model.to("cuda" if one.device == "cuda" else "cpu")
+    model.to("cuda" if one.device == "cuda" else "cpu")  # type: ignore[arg-type]  # its decorator hides `self`
     await whole_prompts(model, one, keys, WARM_TOKENS, rounds=2)
     for tokens in arguments.tokens:
         yield await whole_prompts(model, one, keys, tokens, max(1, arguments.rounds * min(TOKENS) // tokens))
