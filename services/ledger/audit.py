@@ -55,7 +55,7 @@ async def audit(database_url: str, *, settled: bool = False, progress: Callable[
 
     Errors: those of `database.connect`.
     """
-    async with database.view(database_url) as connection:
+    async with database.whole_view(database_url) as connection:
         gone = Dropped(await seals.gone_days(connection))
         examiner = Examiner(Published(await seals.all_seals(connection)), gone)
         for log in await reading.logs(connection):

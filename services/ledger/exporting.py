@@ -70,7 +70,7 @@ async def export(
     One snapshot of the database, a page at a time. Every row's link is compared on the way, so that no bundle is made which
     cannot be taken in. `progress` is told how many rows so far. Errors: NotExported; those of `database.connect`.
     """
-    async with database.view(database_url) as connection:
+    async with database.whole_view(database_url) as connection:
         logs = await reading.logs(connection)
         parts = await _cut(connection, logs, to_seq, to_ns)
         begun = await _beginning(connection, begins)

@@ -10,7 +10,7 @@ import pytest
 from bench.ledger_traffic import Told, Traffic
 from services.ledger import seals as seals_module
 from services.ledger.audit import Audit, Examiner, audit
-from services.ledger.database import driver_url
+from services.ledger.database import driver_url, whole_view
 from services.ledger.lives import EpochLives, RequestLives
 from services.ledger.promises import Dropped, Published
 from services.ledger.reading import LogInfo, LogRow
@@ -332,6 +332,19 @@ async def test_a_sealed_day_goes_as_a_whole_and_the_record_stays_whole(writer: R
     await record_.say(await seal(writer.connection, await record_.reached()))
     found = await audit(writer.url)
     assert (found.violations, found.seals) == ([], 2)
+
+
+async def test_a_day_stays_for_as_long_as_an_audit_looks_at_the_record(writer: RecordWriter, seals: Seals) -> None:
+    """From its first question on, whatever that was about: dropped rows are gone from older views as well."""
+    record_ = Sealed(writer, seals)
+    await record_.write()
+    await record_.say(await record_.said_to_go())
+    async with whole_view(writer.url) as looking:
+        assert await looking.fetchval("SELECT count(*) FROM logs") == 1
+        with pytest.raises(asyncpg.LockNotAvailableError):
+            await record_.drop()
+        assert await looking.fetchval("SELECT count(*) FROM block_events") > 20
+    await record_.drop()
 
 
 async def test_a_day_that_is_not_sealed_or_lies_in_too_many_pieces_stays(
