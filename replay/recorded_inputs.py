@@ -64,7 +64,7 @@ def _placed_again(data: RequestAssigned, prompt_tokens: int, coefficients: Coeff
         (each.delayed_jobs for each in recorded),
         (min(round(each.ratio * PPM), INT64_MAX) for each in recorded),
     )
-    weights = Weights(cast(PlacementPolicy, data.policy), data.beta, data.lam)
+    weights = Weights(cast(PlacementPolicy, data.policy), data.beta, data.lam, data.ratio_in_own_time)
     pricing = Pricing(coefficients, prompt_tokens, weights, roster, roster.smallest, lines, data.now_ns, True, True)
     # Each in the way that it is recorded in, which was the cheapest there.
     options = [Option(row, each.cached_tokens, each.fetch_us) for row, each in enumerate(recorded)]

@@ -1,7 +1,7 @@
-"""What wrong coefficients cost in TTFT, and how much of it each mechanism takes back: the ratio of each worker, which is always
-on by default, and coefficients that are fitted anew (`refit`)."""
+"""What wrong coefficients cost in TTFT, and how much of it each mechanism takes back: the ratio of each worker, in all of a
+price or in the request's own time alone (`ratio_in_own_time`), and coefficients that are fitted anew (`refit`)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,17 @@ BELIEVED = {"a": 0.25, "c": 1.0, "alpha": 4.0}
 
 RIGHT = "coefficients that are right"
 
+NOTHING, ALL, OWN = (
+    {"calibration": on, "ratio_in_own_time": own} for on, own in ((False, False), (True, False), (True, True))
+)
+REMEDIES = {
+    "nothing": NOTHING,
+    "ratios in all": ALL,
+    "ratios": OWN,
+    "a refit": {**NOTHING, "refit": True},
+    "ratios and a refit": {**OWN, "refit": True},
+}
+
 
 def refitting(loads: Sequence[At], policy: Policy, setup: Setup, lengths: Lengths, jobs: int, kept: Path) -> None:
     """A table for each load; what is right is what the others are compared with."""
@@ -23,7 +34,9 @@ def refitting(loads: Sequence[At], policy: Policy, setup: Setup, lengths: Length
 
 
 def _sides(right: Setup) -> Iterator[Side]:
-    yield Side(RIGHT, right)
+    yield Side(RIGHT, _with(right, NOTHING))
+    for name in ("ratios in all", "ratios", "ratios and a refit"):
+        yield Side(f"{RIGHT}: {name}", _with(right, REMEDIES[name]))
     slow = next(iter(right.nodes))
     believed = right.coefficients.model_copy(
         update={name: getattr(right.coefficients, name) * factor for name, factor in BELIEVED.items()}
@@ -34,7 +47,9 @@ def _sides(right: Setup) -> Iterator[Side]:
         "wrong in shape": replace(right, coefficients=believed, truth=right.coefficients),
     }
     for name, setup in wrong.items():
-        for calibration, refit in ((False, False), (True, False), (False, True), (True, True)):
-            by = " and ".join(word for word, on in (("ratios", calibration), ("a refit", refit)) if on) or "nothing"
-            changed = {**setup.parameters, "calibration": calibration, "refit": refit}
-            yield Side(f"{name}: {by}", replace(setup, parameters=changed))
+        for by, parameters in REMEDIES.items():
+            yield Side(f"{name}: {by}", _with(setup, parameters))
+
+
+def _with(setup: Setup, parameters: Mapping[str, object]) -> Setup:
+    return replace(setup, parameters={**setup.parameters, **parameters})

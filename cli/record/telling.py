@@ -14,6 +14,7 @@ from shared.contracts.envelope import Stored
 from shared.contracts.events import (
     LimitMet,
     PricedCandidate,
+    RequestAssigned,
     RequestCancelled,
     RequestCompleted,
     RequestFailed,
@@ -61,6 +62,17 @@ def _received(told: Explanation) -> Iterator[Text]:
     yield Text(f"received {at} UTC by {stored.event.source} as {stored.log}:{stored.stream_seq}")
 
 
+def price(data: RequestAssigned) -> str:
+    """What the prices of a decision are sums of."""
+    if data.policy == "least-work":
+        return "queue"
+    delay = " + delay" if data.policy == "vertumnus" else ""
+    weighed = f"{data.beta:g} × service"
+    if data.ratio_in_own_time:
+        weighed = f"service + {data.beta - 1:g} × service without the ratio"
+    return f"queue{delay} + {weighed} + occupancy (λ = {data.lam:g})"
+
+
 def _tell_attempt(console: Console, attempt: Attempt) -> None:
     data, seq = attempt.assigned, attempt.stored.stream_seq
     head = f"attempt {data.attempt} → {data.worker} (degree {data.degree})"
@@ -72,13 +84,8 @@ def _tell_attempt(console: Console, attempt: Attempt) -> None:
         if behind
         else f"{data.seen_seq:,}"
     )
-    delay = " + delay" if data.policy == "vertumnus" else ""
-    rule = (
-        f"policy {data.policy}: price = queue{delay} + {data.beta:g} × service + occupancy (λ = {data.lam:g})"
-        if data.policy != "least-work"
-        else "policy least-work: price = queue"
-    )
-    console.print(Text(f"{rule}; parameters {data.parameters_version}, coefficients {data.coefficients_version}"))
+    priced = f"policy {data.policy}: price = {price(data)}"
+    console.print(Text(f"{priced}; parameters {data.parameters_version}, coefficients {data.coefficients_version}"))
     console.print(
         Text(f"had seen the log up to {seen}; cheapest without queues would be degree {data.preferred_degree}")
     )

@@ -56,14 +56,18 @@ def regret(coefficients: Coefficients, data: RequestAssigned, prefix_tokens: int
 
     def price_us(each: PricedCandidate) -> int:
         """Its price if it had held the prefix: what it pays to wait stays as it is."""
-        waiting_us = each.price_us - round(data.beta * each.service_us) - each.occupancy_us
-        uncached_tokens = prompt_tokens - prefix_tokens
-        service_us, smallest_us = (
-            round(each.ratio * coefficients.prefill_us(degree, uncached_tokens, prefix_tokens))
+        predicted_us, smallest_us = (
+            coefficients.prefill_us(degree, prompt_tokens - prefix_tokens, prefix_tokens)
             for degree in (each.degree, smallest)
         )
-        extra_us = each.degree * service_us - smallest * smallest_us
-        return waiting_us + round(data.beta * service_us) + round(data.lam * extra_us)
+        service_us = round(each.ratio * predicted_us)
+        if data.ratio_in_own_time:
+            weighed_us = service_us + round((data.beta - 1) * predicted_us)
+        else:
+            predicted_us, smallest_us = service_us, round(each.ratio * smallest_us)
+            weighed_us = round(data.beta * service_us)
+        occupancy_us = round(data.lam * (each.degree * predicted_us - smallest * smallest_us))
+        return each.queue_us + each.delay_us + weighed_us + occupancy_us
 
     lost_us, best = max(((data.candidates[0].price_us - price_us(each), each) for each in data.candidates), key=_first)
     return Regret(best.worker, best.degree, lost_us) if lost_us > 0 else None

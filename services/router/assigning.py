@@ -40,6 +40,7 @@ def assigned(
         "lam": placement.lam,
         "load": placement.load,
         "ratio": winner.ratio,
+        "ratio_in_own_time": placement.ratio_in_own_time,
         "preferred_degree": placement.preferred_degree,
         "candidates": placement.candidates,
         "excluded": dict(Counter(excluded.values())) if excluded else {},

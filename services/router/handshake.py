@@ -58,6 +58,7 @@ async def give(wiring: Wiring, call: Call, placed: Placed, *, rebalanced: bool =
         stop_tokens=call.order.stop_tokens,
         sampling=call.sampling,
         service_us=assigned.service_us,
+        ratio=assigned.ratio,
         fetch_from=assigned.fetch_from,
         fetch_blocks=assigned.fetch_blocks,
         rebalanced=rebalanced,

@@ -99,19 +99,20 @@ def longest(cached_W: Ints, readable_W: Bools, rows_O: Ints) -> int:
 
 
 @compiled(
-    "int64[:, ::1](UniTuple(float64, 6), int64, int64, float64, float64, boolean, boolean, boolean, int64,"
+    "int64[:, ::1](UniTuple(float64, 6), int64, int64, float64, float64, boolean, boolean, boolean, boolean, int64,"
     "int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[:, :, ::1],"
     "int64[::1], int64[:, ::1], int64, boolean[::1], int64[:, ::1], int64[:, ::1])"
 )
 def costs(
     cost: tuple[float, ...], prompt_tokens: int, smallest: int, beta: float, lam: float,
-    by_work: bool, ordered: bool, calibrated: bool, now_ns: int,
+    by_work: bool, ordered: bool, calibrated: bool, own_time: bool, now_ns: int,
     line_CW: Ints, works_NW: Ints, sums_NW: Ints, chunks_2NW: Ints,
     cached_W: Ints, in_flight_OC: Ints, source_tokens: int, fetches_W: Bools, reads_2D: Ints, pending_OC: Ints,
 ) -> Ints:  # fmt: skip
     """The cheapest way at each worker, and of equals the first in their order. The formula is in `placement.py`; `smallest` is
-    its C_min. `by_work`: the price is the queue alone. What is fetched are `source_tokens` tokens of another worker; `reads_2D`
-    has, by how many of them are there already (in rising order), what the rest takes. Without `cached_W` only options count."""
+    its C_min. `by_work`: the price is the queue alone. `own_time`: what others pay for a request is without the ratio.
+    What is fetched are `source_tokens` tokens of another worker; `reads_2D` has, by how many of them are there already (in
+    rising order), what the rest takes. Without `cached_W` only options count."""
     cost_CW = np.zeros((COST_COLUMNS, line_CW.shape[1]), np.int64)
     cost_CW[PRICE_US] = FOREVER
 
@@ -119,13 +120,20 @@ def costs(
         degree = line_CW[DEGREE, row]
         ratio_ppm = line_CW[RATIO_PPM, row] if calibrated else PPM
         own_us = service_us(cost, degree, prompt_tokens, tokens, ratio_ppm) + read_us
-        smallest_us = own_us
+        others_ppm = PPM if own_time else ratio_ppm
+        taken_us = own_us
+        if others_ppm != ratio_ppm:
+            taken_us = service_us(cost, degree, prompt_tokens, tokens, others_ppm) + read_us
+        smallest_us = taken_us
         if degree != smallest:
-            smallest_us = service_us(cost, smallest, prompt_tokens, tokens, ratio_ppm) + read_us
+            smallest_us = service_us(cost, smallest, prompt_tokens, tokens, others_ppm) + read_us
         work_us = max(own_us, behind_us)
         queue_us, jobs = ahead(row, work_us, ordered, now_ns, line_CW, works_NW, sums_NW, chunks_2NW)
-        occupancy_us = np.int64(np.rint(lam * (degree * own_us - smallest * smallest_us)))
-        without_us = np.int64(np.rint(beta * own_us)) + occupancy_us
+        occupancy_us = np.int64(np.rint(lam * (degree * taken_us - smallest * smallest_us)))
+        weighed_us = (
+            own_us + np.int64(np.rint((beta - 1.0) * taken_us)) if own_time else np.int64(np.rint(beta * own_us))
+        )
+        without_us = weighed_us + occupancy_us
         price_us = queue_us if by_work else queue_us + without_us + jobs * own_us
         if price_us < cost_CW[PRICE_US, row]:
             cost_CW[ROW, row], cost_CW[KIND, row], cost_CW[COUNTED_PPM, row] = row, kind, ratio_ppm

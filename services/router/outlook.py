@@ -7,7 +7,9 @@
 3.  Blocks that another worker holds can be read from it, for 5 ms and their bytes over the bandwidth of its node, which
     serves `FETCHES_PER_SOURCE_MAX` at a time.
 4.  Only what the worker will serve before the request is waited for; each request that it delays is charged with its service.
-5.  A worker that takes 1.6 times what is predicted is priced by 1.6 times the prediction.
+5.  A worker that takes 1.6 times what is predicted is priced by 1.6 times the prediction. Under `ratio_in_own_time` that is
+    so for the request's own wait, its service and those it delays. The (β - 1) and the λ of its price stand for those who
+    could have had the worker instead, to whom a second of a slow one is worth less: they multiply the prediction (ADR 49).
 
 Of what a worker offers (its own blocks, those in flight, those of a source) the cheapest counts. A worker whose cache is not
 known at all gets credit for nothing but a fetch.
@@ -46,7 +48,8 @@ def weights(parameters: Parameters, load_ppm: int = 0) -> Weights:
         return Weights(policy, parameters.beta, parameters.lam)
     follows_load = parameters.adaptive_beta and not parameters.shared
     beta = PPM / (PPM - min(load_ppm, LOAD_PPM_MAX)) if follows_load else parameters.beta
-    return Weights("vertumnus", beta, parameters.lam_vertumnus)
+    own_time = parameters.calibration and parameters.ratio_in_own_time
+    return Weights("vertumnus", beta, parameters.lam_vertumnus, own_time)
 
 
 class Outlook(NamedTuple):

@@ -80,6 +80,7 @@ class Placement(NamedTuple):
     beta: float
     lam: float
     load: float = 0.0
+    ratio_in_own_time: bool = False
 
     @property
     def winner(self) -> PricedCandidate:
@@ -136,6 +137,7 @@ def choose(
         0.0 if least_work else weights.beta,
         0.0 if least_work else weights.lam,
         load,
+        weights.ratio_in_own_time,
     )
 
 

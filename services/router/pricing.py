@@ -23,11 +23,13 @@ READ = (FETCHED, PENDING)
 
 
 class Weights(NamedTuple):
-    """What a policy multiplies by. Least work names none, so its preferred degree is by those of the parameters."""
+    """What a policy multiplies by. Least work names none, so its preferred degree is by those of the parameters.
+    `ratio_in_own_time`: a worker's measured over predicted time is no part of what a request is multiplied by for others."""
 
     policy: PlacementPolicy
     beta: float
     lam: float
+    ratio_in_own_time: bool = False
 
 
 class Option(NamedTuple):
@@ -84,7 +86,7 @@ class Pricing(NamedTuple):
         by, fetch = self.weights, ways.fetch
         cost_CW = loops.costs(
             self.coefficients.numbers, self.prompt_tokens, self.smallest, by.beta, by.lam, by.policy == "least-work",
-            self.ordered, self.calibrated, self.now_ns, *self.lines,
+            self.ordered, self.calibrated, by.ratio_in_own_time, self.now_ns, *self.lines,
             ways.cached_W, ways.in_flight_OC, fetch.tokens, fetch.fetches_W, fetch.reads_2D, ways.pending_OC,
         )  # fmt: skip
         return Priced(by, self.roster, cost_CW, fetch.source)

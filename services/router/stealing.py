@@ -12,9 +12,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from services.router.decider import State, look_out
-from services.router.lines import Load
+from services.router.lines import Assignment, Load
 from services.router.outlook import Outlook, bringing
-from services.router.pricing import service_us
+from services.router.pricing import Weights, service_us
 from shared.contracts.envelope import Stored
 from shared.contracts.events import PrefillStarted, RequestAssigned
 from shared.contracts.ids import RequestId, Source, WorkerId
@@ -35,6 +35,13 @@ MOVE_US = 20_000
 
 ATTEMPTS_LEFT_MIN = 2
 """After that of the move itself: the idle worker may refuse it, and who takes the request then may die."""
+
+
+class Time(NamedTuple):
+    """What a request takes at a worker with its fetch, and what it would if the worker's ratio were 1."""
+
+    service_us: int
+    predicted_us: int
 
 
 class Move(NamedTuple):
@@ -114,33 +121,43 @@ def _gain_us(state: State, outlook: Outlook, request: RequestId, load: Load, idl
     here, old = opened.assignment, state.pool.workers.get(opened.worker or WorkerId(""))
     assert here is not None, "who waits in a line has a reservation"
     avoided = idle.id in opened.refused_by or idle.node in opened.silent
-    there_us = None if avoided else _service_there_us(state, outlook, request, idle)
-    if there_us is None or old is None:
+    there = None if avoided else _there(state, outlook, request, idle)
+    if there is None or old is None:
         return 0
     ahead = load.ahead(here.service_us, now_ns)
     wait_us = ahead.queue_us - here.service_us + ahead.jobs * here.service_us  # it is one of those ahead itself
-    here_us = _own_us(outlook, here.service_us, old.degree)
-    return wait_us + here_us - _own_us(outlook, there_us, idle.degree) - MOVE_US
+    by = outlook.weights
+    return wait_us + _own_us(by, _here(state, here, old), old.degree) - _own_us(by, there, idle.degree) - MOVE_US
 
 
-def _service_there_us(state: State, outlook: Outlook, request: RequestId, idle: Worker) -> int | None:
-    """How long the idle worker would take, to which nothing is on its way but what is pending there; None if it may not have
-    the request."""
+def _here(state: State, here: Assignment, worker: Worker) -> Time:
+    """As reserved. What the prefill itself does not explain was for a fetch, if there is one."""
+    prefill = _time(state, worker, here.prompt_tokens, here.prompt_tokens - here.uncached_tokens)
+    fetch_us = max(0, here.service_us - prefill.service_us) if here.fetch_from is not None else 0
+    return Time(here.service_us, prefill.predicted_us + fetch_us)
+
+
+def _there(state: State, outlook: Outlook, request: RequestId, idle: Worker) -> Time | None:
+    """At the idle worker, to which nothing is on its way but what is pending there; None if it may not have the request."""
     here, chain = state.loads.open[request].assignment, state.holders.chains.get(request, ())
     if here is None or not outlook.board.members.takes(idle.id, here.prompt_tokens):
         return None
     blocks = state.holders.matched(chain).get(idle.id, 0)
     cached_tokens = reusable_tokens(blocks, outlook.spec.block_tokens, here.prompt_tokens)
-    ratio_ppm = state.calibration.ratio_ppm(idle.id) if state.parameters.calibration else PPM
-    own_us = service_us(state.coefficients, idle.degree, here.prompt_tokens, cached_tokens, ratio_ppm)
+    own = _time(state, idle, here.prompt_tokens, cached_tokens)
     brought = bringing(outlook, chain, here.prompt_tokens, idle.id, cached_tokens)
-    if brought is None:
-        return own_us
-    tokens, fetch_us = brought
-    return min(own_us, fetch_us + service_us(state.coefficients, idle.degree, here.prompt_tokens, tokens, ratio_ppm))
+    return own if brought is None else min(own, _time(state, idle, here.prompt_tokens, *brought))
 
 
-def _own_us(outlook: Outlook, service_us: int, degree: int) -> int:
-    """β·s + λ·C·s: what else belongs to a price is the same on both sides."""
-    by = outlook.weights
-    return round(by.beta * service_us) + round(by.lam * degree * service_us)
+def _time(state: State, worker: Worker, prompt_tokens: int, cached_tokens: int, fetch_us: int = 0) -> Time:
+    ratio_ppm = state.calibration.ratio_ppm(worker.id) if state.parameters.calibration else PPM
+    of = (state.coefficients, worker.degree, prompt_tokens, cached_tokens)
+    return Time(fetch_us + service_us(*of, ratio_ppm), fetch_us + service_us(*of, PPM))
+
+
+def _own_us(by: Weights, time: Time, degree: int) -> int:
+    """β·s + λ·C·s, with the ratio in s or in the request's own time alone: what else belongs to a price is the same on both
+    sides."""
+    if by.ratio_in_own_time:
+        return time.service_us + round((by.beta - 1) * time.predicted_us) + round(by.lam * degree * time.predicted_us)
+    return round(by.beta * time.service_us) + round(by.lam * degree * time.service_us)

@@ -69,7 +69,7 @@ class Fetched(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Job:
     """`accepted_ns` is monotonic. `stop` is why a prefill ends early: one that runs does so at its next step boundary.
-    `remaining_us` is the predicted work that is left and orders the queue, so it changes only while the job is not queued.
+    `remaining_us` is the work that is left and orders the queue, so it changes only while the job is not queued.
     `started` says that its first step has been announced, `fetched` that it waits for no blocks of others any more."""
 
     assign: Assign
@@ -87,6 +87,11 @@ class Job:
     def __post_init__(self) -> None:
         self.key = JobKey(self.assign.request, self.assign.attempt)
         self.remaining_us = self.assign.service_us
+
+    def go_on(self, left_us: int) -> None:
+        """After a chunk, with so much left by the prediction. It counts as many times that as it did in the assignment: those
+        who wait are ordered by what their routers think that they really take here."""
+        self.remaining_us = round(self.assign.ratio * left_us)
 
     @property
     def begun(self) -> bool:

@@ -215,9 +215,8 @@ class StepLoop:
             case "unfinished":
                 outbox.record(chunk_done(state, job, item, evicted), of_job(job))
                 done_tokens = item.cached_tokens + item.computed_tokens
-                job.remaining_us = self._ports.coefficients.prefill_us(
-                    self._group.degree, job.assign.prompt_tokens - done_tokens, done_tokens
-                )
+                left_tokens = job.assign.prompt_tokens - done_tokens
+                job.go_on(self._ports.coefficients.prefill_us(self._group.degree, left_tokens, done_tokens))
                 self._put_back(job)
             case "finished":
                 past = past_of(self._claims.tokens(job), job.assign.generated_tokens, sampling_of(job.assign))

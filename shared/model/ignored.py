@@ -32,6 +32,7 @@ READ_UNDER: Final[Mapping[str, tuple[Values, ...]]] = {
     "prefix_fetch": (_VERTUMNUS,),
     "stealing": (_ORDERED,),
     "calibration": (_VERTUMNUS,),
+    "ratio_in_own_time": ({**_VERTUMNUS, "calibration": (True,)},),
     "share_s": (_SHARED,),
     "held_s_max": (_SHARED,),
     # Without copies the demand for a block still tells which part of a split gets it; a split reads `theta_intra` always.

@@ -51,6 +51,9 @@ class Parameters(BaseModel):
     )
     stealing: bool = Field(default=True, description="vertumnus: queued requests move to idle workers")
     calibration: bool = Field(default=True, description="vertumnus: a worker's measured over predicted time is priced")
+    ratio_in_own_time: bool = Field(
+        default=False, description="vertumnus: that ratio counts in a request's own time, not in what others pay for it"
+    )
     refit: bool = Field(
         default=False, description="coefficients are fitted anew to measured prefills, where that is clearly better"
     )
@@ -151,6 +154,8 @@ class Parameters(BaseModel):
 
 RECOMMENDED: Final[Mapping[str, Any]] = {
     "placement_policy": "vertumnus",
+    "ratio_in_own_time": True,
+    "refit": True,
     "fetch_half_life_s": 60,
     "cache_policy": "regret",
     "scan_every_s": 0.5,

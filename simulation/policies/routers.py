@@ -177,6 +177,7 @@ class Routers:
             max_new_tokens=1,
             sampling=_GREEDY,
             service_us=assigned.service_us,
+            ratio=assigned.ratio,
             fetch_from=assigned.fetch_from,
             fetch_blocks=assigned.fetch_blocks,
             rebalanced=rebalanced,

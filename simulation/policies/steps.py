@@ -196,9 +196,7 @@ class Steps:
     def _unfinished(self, job: Job, item: ItemResult, evicted: tuple[BlockId, ...], degree: int) -> None:
         self._say(decider.chunk_done(self._state, job, item, evicted))
         done_tokens = item.cached_tokens + item.computed_tokens
-        job.remaining_us = self._setup.coefficients.prefill_us(
-            degree, job.assign.prompt_tokens - done_tokens, done_tokens
-        )
+        job.go_on(self._setup.coefficients.prefill_us(degree, job.assign.prompt_tokens - done_tokens, done_tokens))
         self._put_back(job)
 
     # --- steps that did not work out

@@ -19,8 +19,9 @@ TWO = '{"a": {}, "b": {}}'
 
 OTHERWISE: dict[str, Any] = {
     "beta": 1.5, "lam": 1.0, "lam_vertumnus": 1.0, "adaptive_beta": False, "in_flight_prefixes": False,
-    "ordered_queue": False, "prefix_fetch": False, "stealing": False, "calibration": False, "share_s": 0.1,
-    "held_s_max": 0.1, "decay": 0.3, "theta_inter": 0.001, "theta_reclaim": 1.9, "cache_operations_max": 1,
+    "ordered_queue": False, "prefix_fetch": False, "stealing": False, "calibration": False,
+    "ratio_in_own_time": True, "share_s": 0.1, "held_s_max": 0.1,
+    "decay": 0.3, "theta_inter": 0.001, "theta_reclaim": 1.9, "cache_operations_max": 1,
     "copy_price_s": 1e-6, "regret_fade_s": 2.0, "regret_horizon_s": 300.0, "reconfiguration_advisory": True,
     "up": 0.01, "down": 0.001, "persistence": 1, "long_share_by": "tokens", "long_delta": 0.001, "forecast_gain": 0.9,
 }  # fmt: skip
@@ -45,6 +46,8 @@ def of(**changes: Any) -> Parameters:
         ({"reconfiguration_policy": "forecast"}, "up", "reconfiguration_policy=paper"),
         ({"reconfiguration_policy": "off"}, "persistence", "reconfiguration_policy=paper or forecast"),
         ({}, "share_s", "two tenants or more"),
+        ({"placement_policy": "vertumnus", "calibration": False}, "ratio_in_own_time",
+         "placement_policy=vertumnus and calibration=true"),
     ],
 )  # fmt: skip
 def test_what_nobody_reads_is_told_with_what_it_waits_for(changes: dict[str, Any], name: str, told: str) -> None:

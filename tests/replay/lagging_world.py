@@ -95,7 +95,7 @@ class World:
                 self.controller, controller.change_parameters(self.controller.state, SHARING, controller.Asker("a", ""))
             )
         if policy != "paper":
-            changes = {"placement_policy": policy}
+            changes = {"placement_policy": policy, "ratio_in_own_time": bool(seed % 2)}
             asker = controller.Asker("ann", "")
             self.commit(self.controller, controller.change_parameters(self.controller.state, changes, asker))
         for _ in range(routers):

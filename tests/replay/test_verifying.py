@@ -276,7 +276,7 @@ def claims_less(again: Callable[..., Any]) -> Callable[..., Any]:
 
 def slower_at_4(costs: Callable[..., Any]) -> Callable[..., Any]:
     def told(*asked: Any) -> Any:
-        cost_CW, line_CW = costs(*asked), asked[9]
+        cost_CW, line_CW = costs(*asked), asked[10]
         cost_CW[loops.SERVICE_US] += line_CW[loops.DEGREE] == 4
         return cost_CW
 
@@ -317,7 +317,7 @@ FAULTS: dict[str, tuple[Any, str, Wrap]] = {
     "what runs is priced as if it had just begun": (
         loops,
         "costs",
-        lambda real: lambda *asked: real(*asked[:8], 0, *asked[9:]),
+        lambda real: lambda *asked: real(*asked[:9], 0, *asked[10:]),
     ),
     "a decision claims to have seen less": (router, "receive", claims_less),
     "the digest leaves a price out": (
@@ -353,6 +353,11 @@ FAULTS_OF_OURS: dict[str, tuple[Any, str, Wrap]] = {
     "the load is nobody's": (rate.Rate, "load_ppm", lambda real: lambda self, now_ns, workers: 0),
     "what is in flight is not seen": (in_flight.InFlight, "matches", lambda real: lambda self, chain: {}),
     "a worker is priced as slower than it is": (Calibration, "ratio_ppm", lambda real: lambda self, worker: 1_100_000),
+    "what others pay for is slow as well": (
+        router,
+        "weights",
+        lambda real: lambda *asked: real(*asked)._replace(ratio_in_own_time=True),
+    ),
     "whoever is delayed costs nothing": (
         loops,
         "costs",
@@ -400,6 +405,7 @@ def test_a_planted_fault_is_found(fault: str) -> None:
         ({"worker": "n0/1/7"}, "worker"),
         ({"excluded": {"hung": 3}}, "excluded"),
         ({"preferred_degree": 8}, "preferred_degree"),
+        ({"ratio_in_own_time": True}, "ratio_in_own_time"),
         ({"candidates": ()}, "candidates"),
     ],
 )

@@ -92,7 +92,8 @@ class RequestsRefused(EventData):
 
 
 class PricedCandidate(BaseModel):
-    """One worker's price, part by part: price = queue + delay + β·service + occupancy (all microseconds).
+    """One worker's price, part by part: price = queue + delay + β·service + occupancy (all microseconds); of a decision
+    with `ratio_in_own_time` it is queue + delay + service + (β - 1)·(service without the ratio) + occupancy.
 
     Of the `cached_tokens`, `in_flight_tokens` are being computed there for other requests and `fetched_tokens` lie at
     `fetch_from` and are read first, which takes `fetch_us` of the service. `queue_us` is the work ahead of the request;
@@ -125,8 +126,9 @@ class RequestAssigned(EventData):
 
     `candidates` holds the winner first, then the best of each degree and the next four by price; `price_digest` covers all
     of them, by version 1 as text and by version 2 as the workers' names, a line each, and 64 bits for each price. `load` is the
-    predicted work assigned per worker-second of the last ten seconds, `ratio` the winner's. The first `fetch_blocks` blocks of
-    the chain are to be read from `fetch_from`, as far as the worker does not hold them.
+    predicted work assigned per worker-second of the last ten seconds, `ratio` the winner's. Under `ratio_in_own_time` occupancy
+    and the (β - 1) in β were reckoned without ratios. The first `fetch_blocks` blocks of the chain are to be read from
+    `fetch_from`, as far as the worker does not hold them.
     The state decided on is the log folded to `seen_seq` plus the source's own events before this one.
     """
 
@@ -144,6 +146,7 @@ class RequestAssigned(EventData):
     lam: float
     load: float = 0.0
     ratio: float = 1.0
+    ratio_in_own_time: bool = False
     preferred_degree: Degree
     candidates: tuple[PricedCandidate, ...]
     excluded: dict[Exclusion, int] = Field(default_factory=dict)

@@ -2,9 +2,10 @@
 
 import pytest
 
-from cli.record.telling import how
-from shared.contracts.events import PricedCandidate
+from cli.record.telling import how, price
+from shared.contracts.events import PricedCandidate, RequestAssigned
 from shared.contracts.ids import WorkerId
+from tests.contracts.examples import example
 
 
 def priced(**parts: object) -> PricedCandidate:
@@ -42,4 +43,28 @@ def test_each_part_of_a_price_is_told(parts: dict[str, object], said: str) -> No
 def test_several_parts_are_told_together() -> None:
     assert how(priced(ratio=2.0, delayed_jobs=3, delay_us=5_000)) == (
         "it delays 3 waiting requests, 5.0 ms in all; its prefills take 2.00 × their prediction"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"policy": "paper"}, "queue + 3 × service + occupancy (λ = 0.05)"),
+        ({"policy": "vertumnus"}, "queue + delay + 3 × service + occupancy (λ = 0.05)"),
+        (
+            {"policy": "vertumnus", "ratio_in_own_time": True},
+            "queue + delay + service + 2 × service without the ratio + occupancy (λ = 0.05)",
+        ),
+        ({"policy": "least-work"}, "queue"),
+    ],
+    ids=["paper", "vertumnus", "own-time", "least-work"],
+)
+def test_what_a_price_is_a_sum_of_is_told(changes: dict[str, object], said: str) -> None:
+    assert (
+        price(
+            example(RequestAssigned).data.model_copy(
+                update={"beta": 3.0, "lam": 0.05, "ratio_in_own_time": False, **changes}
+            )
+        )
+        == said
     )

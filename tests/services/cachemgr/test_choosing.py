@@ -314,6 +314,20 @@ def regretted(story: CacheStory, request: str, names: str, *candidates: PricedCa
     story.tell(event.model_copy(update={"candidates": candidates}), completed(request, winner.worker, 1))
 
 
+@pytest.mark.parametrize(
+    ("own_time", "price_us", "lost_us"), [(False, 2_250_000, 1_710_000), (True, 1_750_000, 1_330_000)]
+)
+def test_regret_counts_a_slow_worker_as_its_price_did(
+    story: CacheStory, own_time: bool, price_us: int, lost_us: int
+) -> None:
+    """A ratio of 1.5 and β 3: of 250 tokens 0.5 s, of 50 with 200 cached 0.12 s."""
+    story.tell(changes("regret", 2))
+    slow = candidate(FOUR, 4, 0, 0, 250).model_copy(update={"ratio": 1.5, "service_us": 750_000, "price_us": price_us})
+    update = {"candidates": (slow,), "beta": 3.0, "ratio_in_own_time": own_time}
+    event = assigned("r", FOUR, 250, degree=4).model_copy(update=update)
+    assert regret(story.state.coefficients, event, 200) == (FOUR, 4, lost_us)
+
+
 def test_regret_is_what_the_best_worker_would_have_saved(story: CacheStory) -> None:
     story.tell(changes("regret", 2))
     story.stores(ONE, "a b")

@@ -43,6 +43,8 @@ def test_what_new_pools_begin_with() -> None:
         parameters_version=1,
         changes={
             "placement_policy": "vertumnus",
+            "ratio_in_own_time": True,
+            "refit": True,
             "fetch_half_life_s": 60,
             "cache_policy": "regret",
             "scan_every_s": 0.5,

@@ -139,19 +139,22 @@ def priced(state: State, way: Way, smallest: int, question: Question) -> Way:
     )
     by = weights(parameters, load_ppm)
 
-    def service_us(degree: int) -> int:
+    def service_us(degree: int, ratio_ppm: int) -> int:
         uncached_tokens = question.prompt_tokens - way.cached_tokens
         predicted_us = max(1, state.coefficients.prefill_us(degree, uncached_tokens, way.cached_tokens))
-        return max(1, predicted_us * way.ratio_ppm // PPM) + way.fetch_us
+        return max(1, predicted_us * ratio_ppm // PPM) + way.fetch_us
 
-    own_us = service_us(way.degree)
+    own_us = service_us(way.degree, way.ratio_ppm)
     load = state.loads.of_worker.get(way.worker)
     queue_us, delayed_jobs = way.queue_us, 0
     ordered = parameters.ordered_queue and parameters.worker_order == "shortest-first"
     if load is not None and ordered and by.policy == "vertumnus":
         queue_us, delayed_jobs = load.ahead(max(own_us, way.behind_us), question.now_ns)
-    occupancy_us = round(by.lam * (way.degree * own_us - smallest * service_us(smallest)))
-    price_us = queue_us + delayed_jobs * own_us + round(by.beta * own_us) + occupancy_us
+    others_ppm = PPM if parameters.ratio_in_own_time else way.ratio_ppm
+    taken_us = service_us(way.degree, others_ppm)
+    weighed_us = own_us + round((by.beta - 1) * taken_us) if by.ratio_in_own_time else round(by.beta * own_us)
+    occupancy_us = round(by.lam * (way.degree * taken_us - smallest * service_us(smallest, others_ppm)))
+    price_us = queue_us + delayed_jobs * own_us + weighed_us + occupancy_us
     if by.policy == "least-work":
         price_us = queue_us
     return replace(way, queue_us=queue_us, delayed_jobs=delayed_jobs, service_us=own_us, price_us=price_us)

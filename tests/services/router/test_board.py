@@ -31,6 +31,7 @@ SPEC = {"fetches": True, "chunk_tokens": 500, "kv_bytes_per_token": 10, "blocks_
 
 POLICIES: list[dict[str, object]] = [
     {"placement_policy": "vertumnus"},
+    {"placement_policy": "vertumnus", "ratio_in_own_time": True},
     {"placement_policy": "vertumnus", "worker_order": "fcfs", "adaptive_beta": False},
     {"placement_policy": "vertumnus", "prefix_fetch": False, "calibration": False},
     {"placement_policy": "vertumnus", "ordered_queue": False, "in_flight_prefixes": False},

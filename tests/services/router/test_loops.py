@@ -39,7 +39,7 @@ def priced_workers(draw: st.DrawFn) -> tuple[Pricing, list[tuple[int, int, int, 
     )  # fmt: skip
     workers = draw(st.lists(worker, min_size=1, max_size=6))
     roster = Roster((WorkerId(f"n0/1/{row}"), each[0]) for row, each in enumerate(workers))
-    weights = Weights("vertumnus", draw(st.floats(1, 100)), draw(st.floats(0, 10)))
+    weights = Weights("vertumnus", draw(st.floats(1, 100)), draw(st.floats(0, 10)), draw(st.booleans()))
     lines = recorded_lines(Lines.empty(roster), *zip(*(each[3:] for each in workers), strict=True))
     return Pricing(coefficients, prompt_tokens, weights, roster, roster.smallest, lines, 0, True, True), workers
 
@@ -51,11 +51,15 @@ def test_every_price_is_that_of_the_formula_in_whole_numbers(asked: tuple[Pricin
     cost_CW = pricing.of(Ways(np.zeros(0, np.int64), pending_OC=np.array(options))).cost_CW
     smallest, by, tokens = pricing.smallest, pricing.weights, pricing.prompt_tokens
     for row, (degree, cached, fetch_us, queue_us, jobs, ratio_ppm) in enumerate(workers):
-        own_us, smallest_us = (
-            service_us(pricing.coefficients, each, tokens, cached, ratio_ppm) + fetch_us for each in (degree, smallest)
+        others_ppm = 1_000_000 if by.ratio_in_own_time else ratio_ppm
+        own_us, taken_us, smallest_us = (
+            service_us(pricing.coefficients, at, tokens, cached, ppm) + fetch_us
+            for at, ppm in ((degree, ratio_ppm), (degree, others_ppm), (smallest, others_ppm))
         )
-        occupancy_us = round(by.lam * (degree * own_us - smallest * smallest_us))
+        occupancy_us = round(by.lam * (degree * taken_us - smallest * smallest_us))
         without_us = round(by.beta * own_us) + occupancy_us
+        if by.ratio_in_own_time:
+            without_us = own_us + round((by.beta - 1) * taken_us) + occupancy_us
         found = cost_CW[[QUEUE_US, DELAYED_JOBS, SERVICE_US, OCCUPANCY_US, OWN_US, PRICE_US], row].tolist()
         price_us = queue_us + without_us + jobs * own_us
         assert found == [queue_us, jobs, own_us, occupancy_us, without_us, price_us]

@@ -14,6 +14,7 @@ from shared.contracts.events import (
     Frozen,
     ParametersChanged,
     PlacementReconciled,
+    PrefillCompleted,
     PricedCandidate,
     RankAdoptedEpoch,
     ReconciledWorker,
@@ -59,13 +60,19 @@ class TestWeights:
     )
     def test_beta_is_what_a_delay_costs_those_that_come_after(self, load_ppm: int, beta: float) -> None:
         parameters = Parameters(placement_policy="vertumnus")
-        assert weights(parameters, load_ppm) == ("vertumnus", beta, 0.05)
+        assert weights(parameters, load_ppm) == ("vertumnus", beta, 0.05, False)
         assert weights(parameters.model_copy(update={"adaptive_beta": False}), load_ppm).beta == 3.0
 
     def test_paper_and_least_work_have_the_configured_weights(self) -> None:
-        assert weights(Parameters(), 900_000) == ("paper", 3.0, 0.1)
+        assert weights(Parameters(), 900_000) == ("paper", 3.0, 0.1, False)
         frozen = Parameters(placement_policy="vertumnus", frozen=True)
         assert weights(frozen, 900_000).policy == "least-work"
+
+    def test_a_ratio_that_is_not_looked_at_is_in_no_part_of_a_price(self) -> None:
+        changes = {"placement_policy": "vertumnus", "ratio_in_own_time": True}
+        assert weights(Parameters.model_validate(changes)).ratio_in_own_time
+        assert not weights(Parameters.model_validate({**changes, "calibration": False})).ratio_in_own_time
+        assert not weights(Parameters.model_validate({**changes, "placement_policy": "paper"})).ratio_in_own_time
 
     def test_the_load_of_the_pool_is_recorded_with_the_decision(self) -> None:
         """Two workers, 2 s of service each in the last ten seconds: 20 %, so β is 1.25."""
@@ -310,6 +317,52 @@ class TestCalibration:
         assert slow.service_us == round(slow.ratio * 1e6) * 2_000_000 // 1_000_000
         assert slow.price_us == 3 * slow.service_us
 
+    def test_in_its_own_time_alone_it_is_no_part_of_what_others_pay(self) -> None:
+        """The larger worker takes 1.5 times what is predicted. β is 3 and λ 0.1."""
+        log = pool(4, 2, only="calibration")
+        log.fold(*[slow(f"x{number}", "n0/1/0") for number in range(10)])
+        shares = {"lam_vertumnus": 0.1, "ratio_in_own_time": True}
+        log.fold(ParametersChanged(parameters_version=2, changes=shares, asked_by="t"))
+        question = Question(1_000, (), NOW_NS)
+        found, _ = weigh(log.state, question)
+        assert found is not None
+        large, small = found.candidates
+        assert (large.worker, found.ratio_in_own_time, large.ratio) == ("n0/1/0", True, 1.5)
+        # 1.5 x 2 s are its own; (3 - 1) x 2 s and 0.1 x (4 x 2 - 2 x 3) s are not slower than any worker's.
+        assert (large.service_us, large.occupancy_us) == (3_000_000, 200_000)
+        assert large.price_us == 3_000_000 + 4_000_000 + 200_000
+        assert small.price_us == 3 * 3_000_000
+        log.fold(ParametersChanged(parameters_version=3, changes={"ratio_in_own_time": False}, asked_by="t"))
+        again, _ = weigh(log.state, question)
+        assert again is not None
+        # 3 x 3 s, and 0.1 x (4 x 3 - 2 x 4.5) s.
+        assert (again.winner.worker, again.candidates[1].price_us) == ("n0/1/4", 9_300_000)
+        assert not assign(log, arrival("r1")).ratio_in_own_time
+        log.fold(ParametersChanged(parameters_version=4, changes=shares, asked_by="t"))
+        assert assign(log, arrival("r2")).ratio_in_own_time
+
+    def test_whom_it_delays_waits_as_long_as_it_really_takes(self) -> None:
+        log = pool(4, only="calibration")
+        log.fold(*[slow(f"x{number}", "n0/1/0") for number in range(10)])
+        both = {"ordered_queue": True, "ratio_in_own_time": True}
+        log.fold(ParametersChanged(parameters_version=2, changes=both, asked_by="t"))
+        assign(log, arrival("long", 2_000, salt=1))
+        found = assign(log, arrival("r1")).candidates[0]
+        # 6 s wait, and 3 s more for this one; what others pay is 2 x 2 s.
+        assert (found.service_us, found.delayed_jobs, found.delay_us) == (3_000_000, 1, 3_000_000)
+        assert found.price_us == 3_000_000 + 3_000_000 + 4_000_000
+
+    def test_a_fetch_takes_what_it_takes(self) -> None:
+        log, source = TestFetch().fetching(4, 4)
+        reader = next(worker for worker in ("n0/1/0", "n0/1/4") if worker != source)
+        log.fold(*[slow(f"x{number}", reader) for number in range(10)])
+        changes = {"calibration": True, "ratio_in_own_time": True, "lam_vertumnus": 1}
+        log.fold(ParametersChanged(parameters_version=3, changes=changes, asked_by="t"))
+        found = at(assign(log, arrival("r2")), reader)
+        # 95 ms of fetch, and 0.29 s that take 0.435.
+        assert (found.fetch_us, found.service_us) == (95_000, 95_000 + 435_000)
+        assert found.price_us == 530_000 + 2 * (95_000 + 290_000)
+
     def test_paper_does_not_look_at_it(self) -> None:
         log = pool(4, 4, only="calibration")
         for number in range(10):
@@ -318,6 +371,12 @@ class TestCalibration:
             )
         log.fold(ParametersChanged(parameters_version=2, changes={"placement_policy": "paper"}, asked_by="t"))
         assert {each.ratio for each in assign(log, arrival("r1")).candidates} == {1.0}
+
+
+def slow(request: str, worker: str) -> PrefillCompleted:
+    """Half as long again as predicted, in numbers that have no remainder when they fade."""
+    done = prefilled(request, WorkerId(worker))
+    return done.model_copy(update={"prefill_us": 3 * 2**39, "predicted_us": 2**40})
 
 
 class TestPending:

@@ -148,6 +148,40 @@ def test_gpu_time_is_paid_for() -> None:
     assert small is None, "10 s on one GPU for 4 s on four: 6 s more, for 2 s of waiting and half of 6 GPU-seconds"
 
 
+def slow(log: Log, worker: WorkerId) -> None:
+    """It takes 1.25 times what is predicted, in numbers that have no remainder when they fade."""
+    done = prefilled("x", worker).model_copy(update={"prefill_us": 5 * 2**38, "predicted_us": 2**40})
+    log.fold(*[done] * 10)
+
+
+@pytest.mark.parametrize(("own_time", "gain_us"), [(False, 280_000), (True, 1_480_000)])
+def test_at_a_slow_idle_worker_a_request_pays_for_its_own_time(own_time: bool, gain_us: int) -> None:
+    """It waits for 2 s, takes 2 s here and 2.5 s there. With β 3 and λ 0.1 that is 6.8 s here; there 3.4 x 2.5 s, or 2.5 s
+    and 2.4 x 2."""
+    log = pool(beta=3.0, lam_vertumnus=0.1, ratio_in_own_time=own_time)
+    slow(log, IDLE)
+    queue(log, "first")
+    log.fold(started("first", BUSY))
+    queue(log, "next")
+    assert move(log) == ("next", 1, gain_us)
+
+
+@pytest.mark.parametrize(("own_time", "gain_us"), [(False, 4_503_000), (True, 3_303_000)])
+def test_at_a_slow_busy_worker_only_the_prefill_is_slow(own_time: bool, gain_us: int) -> None:
+    """It waits for 2.5 s. 95 ms of its 2.595 s are for a fetch: without the ratio it would be 2.095 s. With β 3 and λ 0.1
+    that is 3.4 x 2.595 s, or 2.595 s and 2.4 x 2.095; at the idle worker 3.4 x 2 s."""
+    log = pool(beta=3.0, lam_vertumnus=0.1, ratio_in_own_time=own_time)
+    slow(log, BUSY)
+    queue(log, "first")
+    log.fold(started("first", BUSY), Cordoned(node=NodeId("n1"), asked_by="t"))
+    received, given = receive(log.state, arrival("next", salt=7), Moment(NOW_NS, log.seq))
+    assert isinstance(given, RequestAssigned)
+    assert given.service_us == 2_500_000
+    log.fold(received, given.model_copy(update={"service_us": 2_595_000, "fetch_from": IDLE}), source=ME)
+    log.fold(Uncordoned(node=NodeId("n1"), asked_by="t"))
+    assert move(log) == ("next", 1, gain_us)
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"stealing": False}, {"worker_order": "fcfs"}, {"placement_policy": "paper"}],

@@ -60,6 +60,25 @@ def test_what_is_left_of_a_prompt_decides_where_it_goes_between_two_chunks() -> 
     assert list(queue.in_order("shortest-first", 10)) == [long, short]
 
 
+def test_what_is_left_is_counted_like_the_work_of_those_who_wait() -> None:
+    """A worker that takes twice what is predicted: 60 ms of the prompt are left by the prediction, and 120 by the worker, which
+    the other one's 100 are by already."""
+    long, short = jobs(100, 50)
+    long, short = (
+        Job(each.assign.model_copy(update={"ratio": 2.0, "service_us": us}), each.accepted_ns)
+        for each, us in ((long, 200_000), (short, 100_000))
+    )
+    queue = filled([long, short])
+    queue.remove(long)
+    long.go_on(60_000)
+    queue.put_back(long)
+    assert (long.remaining_us, list(queue.in_order("shortest-first", 10))) == (120_000, [short, long])
+    queue.remove(long)
+    long.go_on(40_000)
+    queue.put_back(long)
+    assert list(queue.in_order("shortest-first", 10)) == [long, short]
+
+
 def test_a_full_queue_takes_nothing_new_but_takes_back_what_it_had() -> None:
     first, second = jobs(10, 10)
     queue = WorkerQueue(1)
