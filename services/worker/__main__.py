@@ -1,9 +1,11 @@
 """`python -m services.worker`: the agents of this process's nodes, until SIGTERM."""
 
 import asyncio
+import sys
 
 from fastapi import FastAPI
 
+from services.worker.engine.protocol import EngineError
 from services.worker.engines import engines, settled
 from services.worker.hosting import host
 from services.worker.settings import WorkerSettings
@@ -12,7 +14,13 @@ from shared.runtime.service import open_runtime, probes, run, serve
 
 
 async def main() -> None:
-    settings = settled(WorkerSettings())
+    try:
+        await _work(settled(WorkerSettings()))
+    except EngineError as error:  # a model or a device that no engine can be made for
+        sys.exit(f"the engine cannot be made: {error}")
+
+
+async def _work(settings: WorkerSettings) -> None:
     with engines(settings, SystemClock()) as make_engine:
         async with open_runtime(settings, "worker") as runtime:
             agents = host(settings, runtime, make_engine)

@@ -118,12 +118,11 @@ class KvSlots:
         return slots
 
     def has_room_without(self, pins: Counter[SlotRef], ranks: Sequence[int]) -> bool:
-        """Whether `take_all` would find room if nobody held `pins`."""
+        """Whether `take_all` would find room if nobody held `pins`, all of them pins of slots that are pinned now. Looks at
+        those alone: whoever finds no room asks again a hundred times a second."""
+        let_go = Counter(ref.rank for ref, held in pins.items() if self._slots[ref.rank][ref.index].pins == held)
         return all(
-            blocks
-            <= len(self._free[rank])
-            + len(self._unpinned[rank])
-            + sum(0 < slot.pins == pins[ref_of(slot)] for slot in self._slots[rank])
+            blocks <= len(self._free[rank]) + len(self._unpinned[rank]) + let_go[rank]
             for rank, blocks in Counter(ranks).items()
         )
 

@@ -22,8 +22,9 @@ COLLECTIVE_LIMIT = timedelta(hours=1)
 class Groups:
     """One rank's membership in the groups of its node. Creating it is collective: all ranks must do it at once."""
 
-    def __init__(self, rank: int, ranks: int, store_path: str, gpus: int) -> None:
-        store = dist.FileStore(store_path, ranks)  # type: ignore[attr-defined]
+    def __init__(self, rank: int, ranks: int, meeting: int, gpus: int) -> None:
+        """`meeting` is the descriptor of an empty file that all ranks have."""
+        store = dist.FileStore(f"/proc/self/fd/{meeting}", ranks)  # type: ignore[attr-defined]
         backend = backend_of(ranks, gpus)
         dist.init_process_group(
             backend,

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from services.worker.engine.continuation import NO_PAST, Past
-from services.worker.engine.protocol import Sampling, Token
+from services.worker.engine.protocol import EngineError, Sampling, Token
 from services.worker.engine.slot_ref import SlotRef
 from services.worker.engine.torch.move_messages import (
     BeginMoving,
@@ -37,9 +37,8 @@ _LENGTH_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first command. `context_tokens` bounds positions, `sequences` how many a decode rank has at a time; `store` is the
-    file where the ranks' groups meet. With `gpus` it is answered by `Allocated`, and a prefill rank is ready when it has
-    answered the `Attach` that follows."""
+    """The first command. `context_tokens` bounds positions, `sequences` how many a decode rank has at a time. With `gpus` it is
+    answered by `Allocated`, and a prefill rank is ready when it has answered the `Attach` that follows."""
 
     n: int
     rank: int
@@ -49,7 +48,6 @@ class Begin:
     blocks_per_rank: int
     context_tokens: int
     sequences: int
-    store: str
     gpus: int = 0
     kind: Literal["begin"] = "begin"
 
@@ -229,10 +227,10 @@ _message: TypeAdapter[Command | Reply] = TypeAdapter(Annotated[Command | Reply, 
 
 
 def frame(message: Command | Reply) -> bytes:
-    """The message as it goes over the socket. ValueError above 64 MiB."""
+    """The message as it goes over the socket. EngineError above 64 MiB."""
     body = _message.dump_json(message)
     if len(body) > FRAME_BYTES_MAX:
-        raise ValueError(f"message: {len(body)} bytes; at most {FRAME_BYTES_MAX}")
+        raise EngineError(f"{message.kind}: a message of {len(body)} bytes; at most {FRAME_BYTES_MAX}")
     return len(body).to_bytes(_LENGTH_BYTES, "little") + body
 
 

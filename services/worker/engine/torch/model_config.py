@@ -104,7 +104,11 @@ def _refuse_variants(config: Mapping[str, Any]) -> None:
 
 
 def _check_sizes(config: ModelConfig) -> None:
-    """EngineError for numbers that do not go together."""
+    """EngineError for numbers that do not go together, or leave nothing to do."""
+    if config.positions_max < 2:
+        raise EngineError(
+            f"config.json: max_position_embeddings = {config.positions_max} has no room for a prompt and an answer"
+        )
     if config.q_heads % config.kv_heads:
         raise EngineError(
             f"config.json: num_attention_heads = {config.q_heads} is no multiple of num_key_value_heads = {config.kv_heads}"

@@ -38,6 +38,10 @@ from shared.contracts.ids import NodeId
 ANSWER_LIMIT_S = 10.0
 """A mover that is this late beyond a move's own limit, or with anything else, is ended."""
 
+SUM_BYTES = 64 << 20
+"""What a mover sums up before it looks at its moves again: a tenth of a second, and far from its limit on any machine, however
+much is lent at once."""
+
 
 class MoverEnded(EngineError):
     """Its process is gone; nothing is known against another."""
@@ -224,9 +228,13 @@ class MoverSide:
         """CRC-32 of each slot's content, where the settings ask for it. Errors: those of `ready`."""
         if not self._settings.copy_checksums or not slots:
             return {}
-        sums = await self._answer(await self.ready(), Sum(next(self._numbers), tuple(slots)), ANSWER_LIMIT_S)
-        assert isinstance(sums, Sums), f"Sum is answered by Sums, not {sums.kind}"
-        return dict(zip(slots, sums.checksums, strict=True))
+        found, at_once = dict[SlotRef, int](), max(1, SUM_BYTES // self._contexts.kv.block_bytes)
+        for start in range(0, len(slots), at_once):
+            part = tuple(slots[start : start + at_once])
+            sums = await self._answer(await self.ready(), Sum(next(self._numbers), part), ANSWER_LIMIT_S)
+            assert isinstance(sums, Sums), f"Sum is answered by Sums, not {sums.kind}"
+            found.update(zip(part, sums.checksums, strict=True))
+        return found
 
     def lend(self, name: str) -> None:
         """Others may read from this node until `take_back` of the same name: the mover looks in more often."""

@@ -11,12 +11,14 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
+from services.worker.engine.protocol import EngineError
 from services.worker.engine.torch.contexts import Contexts
 from services.worker.engine.torch.decode import DecodeRank
 from services.worker.engine.torch.devices import device_of
@@ -55,19 +57,28 @@ from shared.model.lattice import Group
 
 def run_rank(control: socket.socket, files: Sequence[int]) -> NoReturn:
     """The whole life of a rank process. `files` are the descriptors of all ranks' memory, in rank order: pools of KV, then
-    decode ranks' contexts."""
+    decode ranks' contexts. The file behind them is where ranks meet to form their groups; a mover has none."""
     status = 1
     try:
         with torch.inference_mode():
             _serve(control, files)
         status = 0
+    except ConnectionError:
+        pass  # the frontend is gone, and nobody is left to be told
+    except EngineError as error:  # what is wrong with the model or a command, in words that need no trace-back
+        _fail(control, str(error))
     except Exception as error:  # noqa: BLE001 - whatever it is, the frontend must hear of it before the process ends
         traceback.print_exc()
-        control.sendall(frame(Failed(f"{type(error).__name__}: {error}")))
+        _fail(control, f"{type(error).__name__}: {error}")
     finally:
         sys.stderr.flush()
         # Not sys.exit: tearing down a process group waits for peers, which may be gone.
         os._exit(status)
+
+
+def _fail(control: socket.socket, reason: str) -> None:
+    with suppress(ConnectionError):
+        control.sendall(frame(Failed(reason)))
 
 
 def _serve(control: socket.socket, files: Sequence[int]) -> None:
@@ -87,7 +98,7 @@ def _serve(control: socket.socket, files: Sequence[int]) -> None:
     model.check()
     layout = KvLayout.of(config, begin.block_tokens, begin.blocks_per_rank)
     if begin.rank < begin.prefill_ranks:
-        groups = Groups(begin.rank, begin.prefill_ranks, begin.store, begin.gpus)
+        groups = Groups(begin.rank, begin.prefill_ranks, files[-1], begin.gpus)
         attached = _attached(control, begin, layout, device)
         if attached is None:
             return

@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Sequence, Set
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from services.worker.engine.protocol import EngineDied, EngineError
 from services.worker.engine.torch.activity import Activity
@@ -25,6 +25,8 @@ from services.worker.engine.torch.zygote import Zygote
 
 TokenStream = asyncio.Queue[Decoded | EngineError]
 """Ends with `last` or an error. Holds at most one request's new tokens, which the context length bounds."""
+
+_Wait = TypeVar("_Wait")
 
 
 class Watcher(Protocol):
@@ -70,23 +72,22 @@ class RankProcess:
         return process
 
     def ask(self, command: Command) -> asyncio.Future[Reply]:
-        """Send a command that has one answer. The future fails with EngineError on a refusal, EngineDied on a loss."""
+        """Send a command that has one answer. The future fails with EngineError on a refusal, also of one that is too large to
+        be sent, and with EngineDied on a loss."""
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        if self._failed is not None:
-            answer.set_exception(EngineDied(self._failed))
-            return answer
-        self._answers[command.n] = answer
-        self._send(command)
+        try:
+            self._begin(command, self._answers, answer)
+        except EngineError as error:
+            answer.set_exception(error)
         return answer
 
     def stream(self, command: Decode) -> TokenStream:
         """Start a sequence's tokens. `end` it when they are no longer wanted."""
         tokens = TokenStream()
-        if self._failed is not None:
-            tokens.put_nowait(EngineDied(self._failed))
-            return tokens
-        self._streams[command.n] = tokens
-        self._send(command)
+        try:
+            self._begin(command, self._streams, tokens)
+        except EngineError as error:
+            tokens.put_nowait(error)
         return tokens
 
     @property
@@ -96,7 +97,7 @@ class RankProcess:
 
     def tell(self, command: Command) -> None:
         """Send a command whose answer nobody waits for."""
-        self._send(command)
+        self._send(frame(command))
 
     def end(self, command: End, stream: int | None) -> asyncio.Future[Reply]:
         """End a sequence and forget its stream, if it has one; what still comes of it is dropped. The answer says that its
@@ -156,14 +157,22 @@ class RankProcess:
             os.close(self.pidfd)
             self.pidfd = -1
 
-    def _send(self, command: Command) -> None:
+    def _begin(self, command: Command, waits: dict[int, _Wait], wait: _Wait) -> None:
+        """Send it, and know who waits for its answer. EngineError, and then nobody does."""
+        if self._failed is not None:
+            raise EngineDied(self._failed)
+        framed = frame(command)  # before it is owed: what is never sent is never answered, and would count as a hang
+        waits[command.n] = wait
+        self._send(framed)
+
+    def _send(self, framed: bytes) -> None:
         assert self._writer is not None, "a spawned rank has a writer"
         if self._writer.is_closing():
             return
         if len(self.owed) == 1:
             self._still_looks = 0
             self._heard_s = asyncio.get_running_loop().time()
-        self._writer.write(frame(command))
+        self._writer.write(framed)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while True:

@@ -3,11 +3,8 @@
 import asyncio
 import os
 import select
-import shutil
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from services.worker.engine.protocol import EngineError
 from services.worker.engine.torch.kv_layout import ContextLayout, KvLayout
@@ -58,21 +55,18 @@ class Ranks:
 
     async def start(self, zygote: Zygote) -> None:
         """Fork every rank and wait until all are ready. EngineError says why not; `close` is still to be called then."""
-        meeting = Path(tempfile.mkdtemp(prefix="vertumnus-ranks-"))
         limit_s = self._settings.start_timeout_s
         try:
             async with asyncio.timeout(limit_s) as self._start_limit:
                 await self._spawn(zygote)
                 self._watch = asyncio.create_task(self._watch_hangs())
-                begun = await asyncio.gather(*(rank.ask(self._begin(rank, meeting)) for rank in self._processes))
+                begun = await asyncio.gather(*(rank.ask(self._begin(rank)) for rank in self._processes))
                 if self._settings.gpus:
                     await self._attach(begun)
         except TimeoutError as error:
             raise EngineError(f"ranks: {self._load.text}, and no progress for {limit_s:g} s") from error
         finally:
             self._start_limit = None
-            # The groups exist and are connected by now; nobody meets here again.
-            shutil.rmtree(meeting, ignore_errors=True)
 
     @property
     def starting(self) -> str:
@@ -92,8 +86,12 @@ class Ranks:
             self._make_file(f"kv-{rank}", self._layout.slots_offset if on_gpus else self._layout.file_bytes)
         for rank in range(settings.decode_ranks):
             self._make_file(f"contexts-{rank}", 0 if on_gpus else self._contexts.file_bytes)
-        for rank in range(settings.prefill_ranks + settings.decode_ranks):
-            self._processes.append(await RankProcess.spawn(zygote, rank, self.files, self))
+        meeting = os.memfd_create("vertumnus-meeting")
+        try:
+            for rank in range(settings.prefill_ranks + settings.decode_ranks):
+                self._processes.append(await RankProcess.spawn(zygote, rank, [*self.files, meeting], self))
+        finally:
+            os.close(meeting)  # the ranks have it
 
     def _make_file(self, name: str, size: int) -> None:
         self.files.append(os.memfd_create(f"vertumnus-{name}"))
@@ -106,7 +104,7 @@ class Ranks:
         slots = self.pool_handles[: self._settings.prefill_ranks]
         await asyncio.gather(*(rank.ask(Attach(next(self._numbers), slots)) for rank in self.prefill))
 
-    def _begin(self, rank: RankProcess, meeting: Path) -> Begin:
+    def _begin(self, rank: RankProcess) -> Begin:
         return Begin(
             n=next(self._numbers),
             rank=rank.rank,
@@ -116,7 +114,6 @@ class Ranks:
             blocks_per_rank=self._settings.blocks_per_rank,
             context_tokens=self._context_tokens,
             sequences=self._settings.sequences_per_decode_rank,
-            store=str(meeting / "store"),
             gpus=self._settings.gpus,
         )
 

@@ -19,8 +19,8 @@ from services.worker.engine.torch.settings import rank_environment
 from shared.model.lattice import RANKS_MAX
 
 IMPORT_LIMIT_S = 120.0
-FILES_MAX = 2 * RANKS_MAX + 1
-"""The memory of as many prefill and decode ranks, and the rank's own socket; the kernel passes 253 at once."""
+FILES_MAX = 2 * RANKS_MAX + 2
+"""The memory of as many prefill and decode ranks, where they meet, and the rank's own socket; the kernel passes 253 at once."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -35,7 +35,8 @@ class Zygote:
     def spawn(self, control: socket.socket, files: Sequence[int]) -> tuple[int, int]:
         """Fork a rank that speaks over `control`. Returns (pid, pidfd); the caller closes the pidfd.
 
-        A zygote that died is started anew. Errors: EngineError if it does not come up or cannot fork.
+        A zygote that died is started anew; one that does not answer is ended, and with it what it forked. Errors: EngineError
+        if it does not come up or cannot fork.
         """
         with self._lock:
             if self._process is None or self._process.poll() is not None:
@@ -45,6 +46,8 @@ class Zygote:
                 socket.send_fds(self._socket, [b"fork"], [control.fileno(), *files])
                 reply, pidfds, _, _ = socket.recv_fds(self._socket, 64, 1)
             except OSError as error:
+                # It may answer yet, and whoever asked next would take another's rank for his own.
+                self._end()
                 raise EngineError(f"zygote: no answer ({error})") from error
             if not pidfds:
                 raise EngineError("zygote: ended while it forked a rank; its standard error says why")
@@ -53,16 +56,18 @@ class Zygote:
     def close(self) -> None:
         """End the zygote and every rank it forked. Safe to repeat."""
         with self._lock:
-            if self._socket is not None:
-                self._socket.close()
-            if self._process is not None:
-                self._process.kill()
-                self._process.wait()
-            self._socket = self._process = None
+            self._end()
 
-    def _start(self) -> None:
+    def _end(self) -> None:
         if self._socket is not None:
             self._socket.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._socket = self._process = None
+
+    def _start(self) -> None:
+        self._end()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(IMPORT_LIMIT_S)
         # A session of its own: Ctrl-C in the agent's terminal is for the agent, which then closes the engine in order.

@@ -1,5 +1,7 @@
 """Blocks that come, are lent and go: random histories of everything a pool can do, and the rules one by one."""
 
+from typing import NoReturn
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, multiple, rule
@@ -132,6 +134,29 @@ def test_a_path_that_hangs_in_the_air_is_refused() -> None:
     pool.copies.install("o", Group(0, 1), None, chain_of("a"))
     with pytest.raises(EngineError, match="operation o: is under way"):
         pool.copies.install("o", Group(0, 1), None, chain_of("a"))
+
+
+class _Uncounted(list[Slot]):
+    """Slots that may be asked for by number, and not gone through."""
+
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("a node has millions of slots, and a step without room asks a hundred times a second")
+
+
+def test_whether_copies_and_leases_are_in_the_way_is_known_without_going_through_the_memory() -> None:
+    pool = pool_of((1,))
+    pool.copies.install("copy", Group(0, 1), None, chain_of("ab"))
+    stored(pool, "lent", Group(0, 1), "x")
+    pool.copies.lend("lease", chain_of("x"))
+    pool._slots._slots = [_Uncounted(slots) for slots in pool._slots._slots]
+    for blocks, passing in ((4, True), (5, False)):
+        with pytest.raises(OutOfBlocks) as refused:
+            pool.reserve(request(blocks), Group(0, 1), [], blocks * BLOCK_TOKENS)
+        assert refused.value.passing is passing
+    pool.reserve(request("x"), Group(0, 1), chain_of("x"), BLOCK_TOKENS)
+    with pytest.raises(OutOfBlocks) as refused:
+        pool.reserve(request("all"), Group(0, 1), [], 4 * BLOCK_TOKENS)
+    assert not refused.value.passing, "a prompt needs the lent block, too"
 
 
 def test_room_is_made_as_for_a_prompt_and_the_path_above_stays() -> None:

@@ -20,7 +20,10 @@ from services.worker.engine.torch import mover_side
 from services.worker.engine.torch.engine import TorchEngine
 from services.worker.engine.torch.kv_layout import KvLayout
 from services.worker.engine.torch.kv_memory import KvMemory, plan_of
+from services.worker.engine.torch.messages import Command, Reply
+from services.worker.engine.torch.move_messages import Sum
 from services.worker.engine.torch.mover import COPIES_MAX
+from services.worker.engine.torch.rank_process import RankProcess
 from services.worker.engine.torch.settings import TorchSettings
 from services.worker.engine.torch.zygote import Zygote
 from shared.contracts.ids import BlockId
@@ -255,6 +258,27 @@ async def test_a_wrong_checksum_or_another_model_or_a_slot_out_of_bounds_install
     assert "keeps KV of" in copied.detail
     assert (await node.engine.copy_blocks(replace(plan, access={OTHER: b"junk"}))).failure == "source-lost"
     assert (await node.engine.copy_blocks(plan)).blocks == tuple(chain)
+
+
+async def test_checksums_of_much_memory_are_asked_for_in_parts(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass over tens of gigabytes takes longer than a mover may be silent, and no copy goes on meanwhile."""
+    source, far = await nodes.new(1, copy_checksums=True)
+    chain = await stored(source, far, 5)
+    whole = (await source.engine.pin("whole", chain)).sources
+    asked: list[int] = []
+    ask = RankProcess.ask
+
+    def seen(process: RankProcess, command: Command) -> asyncio.Future[Reply]:
+        if isinstance(command, Sum):
+            asked.append(len(command.slots))
+        return ask(process, command)
+
+    monkeypatch.setattr(RankProcess, "ask", seen)
+    monkeypatch.setattr(mover_side, "SUM_BYTES", 2 * memory(source).layout.block_bytes + 1)
+    assert (await source.engine.pin("in parts", chain)).sources == whole
+    assert asked == [2, 2, 1]
+    monkeypatch.setattr(mover_side, "SUM_BYTES", 1)
+    assert (await source.engine.pin("one by one", chain)).sources == whole
 
 
 async def test_a_call_off_or_a_dead_mover_frees_the_slots_and_the_next_copy_works(nodes: Nodes) -> None:

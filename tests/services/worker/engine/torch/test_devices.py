@@ -3,6 +3,7 @@ made elsewhere than on the device that the rank was given. Tensors on "meta" hav
 one of them and one of the CPU fails, as it would with a GPU."""
 
 import ast
+import asyncio
 import os
 import socket
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.worker import __main__ as worker
 from services.worker.engine.protocol import EngineError
 from services.worker.engine.slot_ref import SlotRef
 from services.worker.engine.torch import devices
@@ -72,6 +74,16 @@ def test_a_worker_is_refused_a_gpu_that_is_not_there(
         engines(settings, SystemClock()),
     ):
         pass
+
+
+def test_a_worker_process_that_can_have_no_engine_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_qwen3: Path
+) -> None:
+    monkeypatch.setattr(devices, "DRIVER", tmp_path / "none")
+    monkeypatch.setenv("VERTUMNUS_MODEL_DIR", str(tiny_qwen3))
+    monkeypatch.setenv("VERTUMNUS_DEVICE", "cuda")
+    with pytest.raises(SystemExit, match=r"^the engine cannot be made: device: cuda was asked for"):
+        asyncio.run(worker.main())
 
 
 @pytest.mark.parametrize(("device", "limits"), [("cpu", (1_024, 512)), ("cuda", (65_536, 32_768))])

@@ -68,6 +68,7 @@ def test_reads_both_families(tiny_llama: Path, tiny_qwen3: Path) -> None:
         ),
         ({"num_key_value_heads": 5}, r"num_attention_heads = \d is no multiple of num_key_value_heads = 5"),
         ({"head_dim": 15}, "head_dim = 15 is odd"),
+        ({"max_position_embeddings": 1}, "max_position_embeddings = 1 has no room"),
         ({"head_dim": 12, "torch_dtype": "bfloat16", "dtype": "bfloat16"}, "head_dim = 12 is no multiple of 8"),
         ({"dtype": "float16"}, "dtype = 'float16'.*float32"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, "rope_type = 'dynamic' .* one of default, linear, llama3, yarn"),
