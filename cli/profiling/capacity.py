@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from cli.profiling.document import Circumstances
-from cli.profiling.grid import check_degrees
+from cli.profiling.grid import Limits, check_degrees
 from cli.profiling.load import Request, Shape, requests_for, shapes
 from cli.profiling.node import Node, circumstances, run_on_node
 from cli.profiling.prefills import Prefills
@@ -52,11 +52,7 @@ def measured(order: Order, told: Callable[[int, Trial], None]) -> CapacityEviden
     """`told` hears of each trial. Errors: ValueError for a trace without prompts that fit; EngineError; NotResident."""
 
     async def work(node: Node) -> CapacityEvidence:
-        limits = node.limits
-        check_degrees(limits, order.degrees)
-        # Half the memory of the smallest worker is the prefix's, and the other half the prompt's that runs.
-        longest = limits.prompt_tokens(min(order.degrees)) // 2
-        known = shapes(order.rows, longest, limits.block_tokens)
+        known = _shapes(node.limits, order)
         prefills = Prefills(node.engine, node.vocabulary, np.random.default_rng(order.seed))
         ramps = []
         for degree in order.degrees:
@@ -64,7 +60,18 @@ def measured(order: Order, told: Callable[[int, Trial], None]) -> CapacityEviden
             ramps.append(await ramp(prefills, degree, requests, order.goal, node.clock, told))
         return _evidence(node, order, known, tuple(ramps))
 
-    return run_on_node(order.settings, work)
+    def foreseen(limits: Limits) -> None:
+        for degree in order.degrees:
+            _requests(order, _shapes(limits, order), degree)
+
+    return run_on_node(order.settings, work, foreseen)
+
+
+def _shapes(limits: Limits, order: Order) -> list[Shape]:
+    check_degrees(limits, order.degrees)
+    # Half the memory of the smallest worker is the prefix's, and the other half the prompt's that runs.
+    longest = limits.prompt_tokens(min(order.degrees)) // 2
+    return shapes(order.rows, longest, limits.block_tokens)
 
 
 def _requests(order: Order, known: Sequence[Shape], degree: int) -> list[Request]:

@@ -37,9 +37,9 @@ def check_degrees(limits: Limits, degrees: Sequence[int]) -> None:
         raise ValueError(f"--degrees {sorted(unknown)}: this engine has {list(limits.degrees)}")
 
 
-def default_lengths(limits: Limits) -> tuple[int, ...]:
-    """Doubling from `SHORTEST` to what the widest worker takes; the least length there is for a model with less context."""
-    longest = max(map(limits.prompt_tokens, limits.degrees))
+def default_lengths(limits: Limits, degrees: Sequence[int]) -> tuple[int, ...]:
+    """Doubling from `SHORTEST` to what the widest of `degrees` takes; for a model with less context, all that it takes."""
+    longest = max(map(limits.prompt_tokens, degrees))
     lengths = [SHORTEST]
     while lengths[-1] * 2 <= longest:
         lengths.append(lengths[-1] * 2)

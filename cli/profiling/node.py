@@ -71,12 +71,17 @@ def circumstances(node: Node) -> Circumstances:
     )
 
 
-def run_on_node(settings: WorkerSettings, work: Callable[[Node], Coroutine[Any, Any, _T]]) -> _T:
-    """Start the engine, do the work, end the engine. Errors: EngineError names what is missing or unsupported."""
+def run_on_node(
+    settings: WorkerSettings,
+    work: Callable[[Node], Coroutine[Any, Any, _T]],
+    foreseen: Callable[[Limits], object] = lambda _limits: None,
+) -> _T:
+    """Start the engine, do the work, end the engine. `foreseen` raises what the limits will not let it do, before the start,
+    which takes minutes for a large model. Errors: EngineError names what is missing or unsupported."""
     clock = ManualClock() if settings.engine == "modelled" else SystemClock()
 
     async def whole() -> _T:
-        async with _started(settings, clock) as node:
+        async with _started(settings, clock, foreseen) as node:
             doing = work(node)
             return await (in_virtual_time(clock, doing) if isinstance(clock, ManualClock) else doing)
 
@@ -104,10 +109,11 @@ async def in_virtual_time(clock: ManualClock, work: Awaitable[_T]) -> _T:
 
 
 @asynccontextmanager
-async def _started(settings: WorkerSettings, clock: Clock) -> AsyncIterator[Node]:
+async def _started(settings: WorkerSettings, clock: Clock, foreseen: Callable[[Limits], object]) -> AsyncIterator[Node]:
     with engines(settings, clock) as make:
         engine = make(NodeId("profile"))
         try:
+            foreseen(limits_of(engine.describe()))
             await engine.start()
             yield Node(engine, clock, _vocabulary(settings))
         finally:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cli.profiling.document import Profile
-from cli.profiling.grid import Cell, default_lengths, rows
+from cli.profiling.grid import Cell, Limits, default_lengths, rows
 from cli.profiling.measuring import Measured, Plan, measure
 from cli.profiling.node import Node, circumstances, run_on_node
 from cli.profiling.prefills import Prefills
@@ -34,16 +34,18 @@ def profiled(order: Order, told: Callable[[Cell, int], None]) -> tuple[Profile, 
     """
 
     async def work(node: Node) -> tuple[Profile, Measured]:
-        lengths = order.lengths or default_lengths(node.limits)
-        plan = Plan(
-            rows(node.limits, order.degrees, lengths, order.hit_ratios), order.warmups, order.repeats, order.budget_s
-        )
+        plan = Plan(_grid(node.limits, order), order.warmups, order.repeats, order.budget_s)
         points = sum(map(len, plan.rows))
         prefills = Prefills(node.engine, node.vocabulary, np.random.default_rng(order.seed))
         measured = await measure(prefills, plan, SystemClock(), lambda cell: told(cell, points))
         return _profile(node, order, measured), measured
 
-    return run_on_node(order.settings, work)
+    return run_on_node(order.settings, work, lambda limits: _grid(limits, order))
+
+
+def _grid(limits: Limits, order: Order) -> list[list[Cell]]:
+    lengths = order.lengths or default_lengths(limits, order.degrees)
+    return rows(limits, order.degrees, lengths, order.hit_ratios)
 
 
 def _profile(node: Node, order: Order, measured: Measured) -> Profile:

@@ -7,9 +7,10 @@ import pytest
 
 from services.controller.capacity import Capacity, capacity
 from services.controller.settings import ControllerSettings
+from services.worker.engine.modelled import ModelledEngine
 from shared.model.capacity import load_capacities
 from shared.model.cost import load_coefficients
-from tests.cli.profiling.test_profile_commands import typed
+from tests.cli.profiling.test_profile_commands import never_started, typed
 
 QUICK = ("--engine", "modelled", "--degrees", "1,4", "--windows", "2", "--steps", "3")
 
@@ -54,9 +55,13 @@ def test_the_evidence_says_how_and_is_kept_through_another_ramp(tmp_path: Path) 
         (("qwen3_30b_a3b_h20", "--shrink", "0"), "factor: 0.0 is outside (0, 1]"),
         (("qwen3_30b_a3b_h20", "--degrees", "3"), "--degrees [3]: this engine has [1, 2]"),
         (("qwen3_30b_a3b_h20", "--degrees", "4,-1,1"), "--degrees [-1]: this engine has [1, 2, 4]"),
+        (("qwen3_30b_a3b_h20", "--windows", "1000", "--window-s", "3600"), "--windows, --window-s: more than 100000"),
     ],
 )
-def test_what_is_wrong_is_one_line(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+def test_what_is_wrong_is_one_line_and_costs_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr(ModelledEngine, "start", never_started)
     done = typed("capacity", *words, "--engine", "modelled", "-o", tmp_path / "out.json")
     assert done.exit_code == 2, done.output
     assert message in done.stderr

@@ -8,6 +8,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from cli.main import app
+from services.worker.engine.modelled import ModelledEngine
 from shared.model.cost import load_coefficients
 from tests.cli.profiling.made_up import KNOWN, profile_of
 from tests.support.tiny_models import write_tiny_model
@@ -15,6 +16,10 @@ from tests.support.tiny_models import write_tiny_model
 
 def typed(*words: object) -> Result:
     return CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "200"})
+
+
+async def never_started(_engine: ModelledEngine) -> None:
+    raise AssertionError("a large model takes minutes")
 
 
 def test_what_the_modelled_engine_is_made_of_is_found_by_profile_and_fit(tmp_path: Path) -> None:
@@ -97,10 +102,14 @@ def test_the_version_follows_the_numbers_and_the_name(tmp_path: Path) -> None:
             "prefill_ranks: Input should be less than or equal to 64",
         ),
         (("profile", "--engine", "modelled", "--lengths", "0"), "--lengths [0]: each must be in [1, "),
+        (("profile", "--engine", "modelled", "--hit-ratios", "0,1.5"), "--hit-ratios 1.5: must be in [0, 1)"),
         (("profile", "--model", "/"), "--model: / holds no model"),
     ],
 )
-def test_what_is_wrong_with_an_order_is_one_line(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+def test_what_is_wrong_with_an_order_is_one_line_and_costs_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr(ModelledEngine, "start", never_started)
     done = typed(*words, "-o", tmp_path / "out.json")
     assert done.exit_code == 2, done.output
     assert message in done.stderr

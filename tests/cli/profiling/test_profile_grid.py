@@ -10,8 +10,15 @@ SMALL = Limits(degrees=(1, 2, 4), prompt_tokens_max=511, blocks_per_rank=16, blo
 
 
 def test_lengths_double_up_to_what_the_widest_worker_takes() -> None:
-    assert default_lengths(SMALL) == (64, 128, 256)
-    assert default_lengths(SMALL._replace(prompt_tokens_max=40)) == (40,)
+    assert default_lengths(SMALL, (1, 4)) == (64, 128, 256)
+    assert default_lengths(SMALL._replace(prompt_tokens_max=40), (1,)) == (40,)
+
+
+def test_lengths_of_their_own_fit_the_degrees_that_are_asked_for() -> None:
+    """Servers of SGLang may have more degrees than that."""
+    narrow = SMALL._replace(blocks_per_rank=8)
+    assert default_lengths(narrow, (1,)) == (64, 128)
+    assert [len(row) for row in rows(narrow, (1,), default_lengths(narrow, (1,)), (0.0,))] == [1, 1]
 
 
 def test_a_grid_by_hand() -> None:
