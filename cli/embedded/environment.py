@@ -27,12 +27,14 @@ DEFAULTS = {
         "VERTUMNUS_BLOCK_TOKENS": str(TORCH_BLOCK_TOKENS),
         "VERTUMNUS_BLOCKS_PER_RANK": "512",
         "VERTUMNUS_FIRST_TOKEN_SLACK_S": "60",
+        "VERTUMNUS_NO_WORKER_WAIT_S": "30",
     },
     "sglang": {"VERTUMNUS_COEFFICIENTS": "qwen3_30b_a3b_h20", "VERTUMNUS_FIRST_TOKEN_SLACK_S": "60"},
     "modelled": {"VERTUMNUS_COEFFICIENTS": "qwen3_30b_a3b_h20"},
 }
 """What the engines need here, unless the user says otherwise. Nine ranks share a few CPU cores with everything else on the
-machine: a prefill may take many times what is predicted, and a late answer is better than a 504."""
+machine: a prefill may take many times what is predicted, as may the ranks' return after one of them has died, and a late
+answer is better than a 504, or a 503."""
 
 
 @dataclass(frozen=True, slots=True)
