@@ -40,7 +40,7 @@ async def _ask(urls: Sequence[str], key: str | None) -> list[Facts | str]:
     found: list[Facts | str] = []
     for server in [Server(url, key) for url in urls]:
         try:
-            found.append(await server.facts())
+            found.append(await server.join())
         except EngineError as error:
             found.append(str(error))
         finally:

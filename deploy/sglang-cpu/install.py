@@ -53,10 +53,11 @@ def _unpack_debian(into: Path) -> bool:
         return True
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         return False
-    with tempfile.TemporaryDirectory() as downloads:
+    with tempfile.TemporaryDirectory(dir=into.parent) as downloads:
         _run("apt-get", "download", *DEBIAN, cwd=Path(downloads))
         for package in Path(downloads).glob("*.deb"):
-            _run("dpkg", "--extract", str(package), str(into))
+            _run("dpkg", "--extract", str(package), f"{downloads}/all")
+        Path(downloads, "all").rename(into)  # once it is whole: what is there is not unpacked again
     return True
 
 

@@ -1,9 +1,10 @@
 """What a worker process reads from its environment."""
 
+import re
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.worker.composer import StepLimits
 from services.worker.engine.sglang.settings import DecodeAddress, ServerAddress, SglangSettings, why_not
@@ -117,6 +118,14 @@ class WorkerSettings(ServiceSettings):
         default=98_304, ge=1, le=2**30, description="modelled KV (48 layers, 4 heads of 128, bf16)"
     )
     seed: int = Field(default=0, description="of the modelled noise")
+
+    @field_validator("sglang_key_file")
+    @classmethod
+    def _one_word(cls, path: Path | None) -> Path | None:
+        """What no header can have would be in the error of each request, with the key."""
+        if path is not None and not re.fullmatch(r"[!-~]+", path.read_text().strip()):
+            raise ValueError(f"{path} holds more than a key: one word of ASCII characters is needed")
+        return path
 
     @property
     def node_ids(self) -> tuple[NodeId, ...]:

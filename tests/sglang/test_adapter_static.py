@@ -42,15 +42,7 @@ from tests.sglang.adapter_requests import (
     prompt,
     settings_for,
 )
-from tests.support.adapter_servers import (
-    KV_PORTS,
-    PAGE_TOKENS,
-    START_LIMIT_S,
-    Running,
-    command_of,
-    environment_of,
-    free_ports,
-)
+from tests.support.adapter_servers import PAGE_TOKENS, START_LIMIT_S, Running, to_launch
 
 pytestmark = ON_REAL_SERVERS
 
@@ -265,13 +257,8 @@ async def test_a_server_that_dies_ends_the_engine_that_launched_it_and_everythin
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before that its scheduler is stopped, for a second adapter: the port is open, and nothing runs."""
-    port = free_ports(2 + 3 * KV_PORTS)
-    variables = (f"{name}={value}" for name, value in environment_of(1).items())
-    settings = replace(
-        settings_for(model, Running(f"http://127.0.0.1:{port}", 0, port + 1, Path())),
-        launch=("env", "-i", *variables, *command_of(model, port)),
-        start_limit_s=START_LIMIT_S,
-    )
+    running, command = to_launch(model)
+    settings = replace(settings_for(model, running), launch=command, start_limit_s=START_LIMIT_S)
     engine = SglangEngine(settings, SystemClock(), random.SystemRandom())
     try:
         await engine.start()

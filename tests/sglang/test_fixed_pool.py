@@ -10,15 +10,7 @@ import pytest
 from tests.sglang.adapter_requests import ON_REAL_SERVERS
 from tests.sglang.pool import NODE, Pool, run, settings_of
 from tests.sglang.traffic import random_prompt
-from tests.support.adapter_servers import (
-    KV_PORTS,
-    PAGE_TOKENS,
-    START_LIMIT_S,
-    Running,
-    command_of,
-    environment_of,
-    free_ports,
-)
+from tests.support.adapter_servers import PAGE_TOKENS, START_LIMIT_S, to_launch
 
 pytestmark = ON_REAL_SERVERS
 
@@ -26,13 +18,9 @@ DEGREE = 2
 
 
 @pytest.fixture(scope="module")
-def environment(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(model: Path) -> dict[str, str]:
     """Of the pool's services. The server's own is told in its command."""
-    port = free_ports(2 + 3 * KV_PORTS)
-    server = Running(f"http://127.0.0.1:{port}", 0, port + 1, tmp_path_factory.mktemp("logs"))
-    variables = environment_of(1) | {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-    told = (f"{name}={value}" for name, value in variables.items())
-    command = ("env", "-i", *told, *command_of(model, port, "--tp-size", str(DEGREE)))
+    server, command = to_launch(model, "--tp-size", str(DEGREE), SGLANG_CPU_OMP_THREADS_BIND="0|1")
     return settings_of(server, DEGREE, adaptive=False) | {
         "VERTUMNUS_SGLANG_LAUNCH": json.dumps(command),
         "VERTUMNUS_SGLANG_START_S": str(START_LIMIT_S),

@@ -87,6 +87,19 @@ async def test_an_epoch_is_used_once_and_they_rise(http: httpx.AsyncClient) -> N
     assert not (await switch(verbs, used, other, Limits(drain_s=0.2), SystemClock())).made
 
 
+async def test_a_late_release_is_not_the_next_epoch_s(http: httpx.AsyncClient) -> None:
+    """Of a client that was given up, say."""
+    verbs = Verbs(http, 2)
+    other = (1, 1) if await verbs.composition() == (2,) else (2,)
+    late, newer = next(EPOCHS), next(EPOCHS)
+    assert await verbs.prepare(late, other, 60.0)
+    assert await verbs.prepare(newer, other, 60.0)
+    await verbs.release(late)
+    assert await verbs.commit(newer, other, 30.0)
+    await verbs.release(newer)
+    assert await verbs.composition() == other
+
+
 async def test_an_eviction_of_an_unknown_block_takes_nothing(http: httpx.AsyncClient) -> None:
     assert not await Verbs(http, 2).evict(Group(0, 1), [12345])
 

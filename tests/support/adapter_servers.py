@@ -104,6 +104,15 @@ def launched(
         process.wait()
 
 
+def to_launch(model: Path, *arguments: str, **more: str) -> tuple[Running, tuple[str, ...]]:
+    """A server that somebody else starts, an agent say: where it will be, and its command with the whole environment in it,
+    to which `more` is added."""
+    port = free_ports(2 + 3 * KV_PORTS)
+    variables = (f"{name}={value}" for name, value in (environment_of(1) | more).items())
+    command = ("env", "-i", *variables, *command_of(model, port, *arguments))
+    return Running(f"http://127.0.0.1:{port}", 0, port + 1, Path()), command
+
+
 def wait_up(*started: Running) -> None:
     """Until each of them serves."""
     deadline = time.monotonic() + START_LIMIT_S

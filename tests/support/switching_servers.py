@@ -11,7 +11,6 @@ import httpx
 
 from tests.support.adapter_servers import Running, has_ended, log_of
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 300.0
 
 

@@ -74,7 +74,13 @@ class AdaptiveGeometry:
             reason = f"{self._fleet.servers[0].url}: {error}"
             self._fleet.lose(reason)
             raise EngineDied(reason) from error
-        self._composition = made.composition
+        expected = composition if made.made else self._composition
+        if made.composition != expected:
+            # Two nodes whose settings name one server, say. What the pool believes of this one is void.
+            reason = f"{self._fleet.servers[0].url}: serves {made.composition} instead of {expected}: somebody else switches it"
+            self._fleet.lose(reason)
+            raise EngineDied(reason)
+        self._composition = expected
         if not made.made:
             raise RolledBack(f"composition {composition}: {made.reason}; {made.composition} is served on")
         await self._resynced(lambda: all(unit.clears > count for unit, count in zip(wider, before, strict=True)))

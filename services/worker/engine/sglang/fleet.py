@@ -120,7 +120,7 @@ class Fleet:
     async def _join(self, server: Server) -> Facts:
         while True:
             try:
-                return await server.facts()
+                return await server.join()
             except ServerLost as error:
                 self.starting = f"{server.url} does not answer ({error})"
                 if self._process is not None and (ended := self._process.ended):
@@ -217,7 +217,7 @@ class Fleet:
     async def _rejoin(self, server: Server) -> None:
         """Whoever answers now may be another life, started in another way. Errors: EngineError with everything for which it is
         refused, or why it does not answer."""
-        facts = await server.facts()
+        facts = await server.join()
         if found := decode_refusals(facts, server.url, self._settings, self._model):
             raise EngineError("; ".join(found))
         self.facts[server] = facts

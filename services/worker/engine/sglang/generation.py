@@ -99,9 +99,7 @@ class Answers:
         self._seen = 0
 
     def read(self, answer: Mapping[str, Any]) -> Part:
-        """Errors: EngineError if SGLang refused the request, or answers what this version would not."""
-        if (refusal := answer.get("error")) is not None:
-            raise EngineError(f"SGLang refused the request: {refusal}")
+        """Errors: EngineError if SGLang answers what this version would not."""
         try:
             meta = answer["meta_info"]
             start = 0 if self._incremental else self._seen

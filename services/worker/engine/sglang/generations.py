@@ -38,16 +38,19 @@ class TokenStream:
         self._tokens: asyncio.Queue[Token | None] = asyncio.Queue()
         self._error: EngineError | None = None
         self._task = asyncio.create_task(self._pump(asked))
+        self._task.add_done_callback(self._over)
 
     async def _pump(self, asked: dict[str, Any]) -> None:
-        try:
-            async for answer in self._server.stream(asked):
-                self._take(self._answers.read(answer))
-            if not self._first.done():
-                raise EngineError(f"{self._server.url}: {self._rid} ended without a token")
-            self._tokens.put_nowait(None)
-        except EngineError as error:
-            self.fail(error)
+        async for answer in self._server.stream(asked):
+            self._take(self._answers.read(answer))
+        if not self._first.done():
+            raise EngineError(f"{self._server.url}: {self._rid} ended without a token")
+        self._tokens.put_nowait(None)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """Whatever has ended it: who waits for a token would wait for ever."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {error}"))
 
     def _take(self, part: Part) -> None:
         if part.finish == ABORTED:

@@ -53,7 +53,7 @@ class Prefills:
         finally:
             del self.running[step.group]
             self._cancelled.difference_update(item.request for item in step.items)
-        return StepResult(items, _seconds(parts, (self._clock.monotonic_ns() - began_ns) / 1e9), evicted)
+        return StepResult(items, step_s(parts, (self._clock.monotonic_ns() - began_ns) / 1e9), evicted)
 
     async def compute(self, item: PrefillItem, group: Group) -> None:
         """A prefill for its blocks alone, beside the steps. Errors: EngineDied, EngineError."""
@@ -131,8 +131,13 @@ class Prefills:
         return ItemResult(item.request, cached_tokens, end - cached_tokens, part.tokens[0], stored, "finished")
 
 
-def _seconds(parts: Sequence[Part | None], measured_s: float) -> float:
-    """As the server measured it, from its first prefill's start to its last one's end; else as it looked from here."""
-    began = [part.began_s for part in parts if part is not None and part.began_s]
-    ended = [part.ended_s for part in parts if part is not None and part.ended_s]
-    return max(ended) - min(began) if began and len(began) == len(ended) else measured_s
+def step_s(parts: Sequence[Part | None], measured_s: float) -> float:
+    """As the server measured it, from its first prefill's start to its last one's end; else as it looked from here. A server's
+    clock may be set meanwhile, and no step ends before it begins, nor takes longer than its answers."""
+    told = [(part.began_s, part.ended_s) for part in parts if part is not None]
+    began = [began_s for began_s, _ in told if began_s]
+    ended = [ended_s for _, ended_s in told if ended_s]
+    if not len(told) == len(began) == len(ended) > 0:
+        return measured_s
+    told_s = max(ended) - min(began)
+    return told_s if 0 < told_s < measured_s else measured_s

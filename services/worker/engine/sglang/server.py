@@ -15,6 +15,9 @@ ASK_LIMIT_S = 30.0
 """For what a scheduler answers between two batches."""
 
 CONNECT_LIMIT_S = 5.0
+NOBODY = "vertumnus joins"
+"""No request's name."""
+
 DATA = b"data: "
 END = b"[DONE]"
 
@@ -48,6 +51,20 @@ class Server:
             field = ".".join(map(str, first["loc"]))
             raise EngineError(f"{self.url}: /server_info: {field}: {first['msg']}") from None
 
+    async def join(self) -> Facts:
+        """`facts` of a server that also takes orders: with an `--admin-api-key` of its own it would answer requests and end
+        none, nor switch. Errors: as `facts`."""
+        facts = await self.facts()
+        try:
+            await self.abort(NOBODY)
+        except ServerLost:
+            raise
+        except EngineError as error:
+            raise EngineError(
+                f"{error} (/abort_request; of a server with an --admin-api-key this is the agent's)"
+            ) from None
+        return facts
+
     async def probe(self) -> None:
         """Whether the main process answers, without asking a scheduler, which may be in a long batch. Errors: ServerLost."""
         await self._get("/model_info", PROBE_LIMIT_S)
@@ -77,11 +94,13 @@ class Server:
         raise ServerLost("unanswered", f"{self.url}: the stream ended before its end")
 
     async def abort(self, rid: str) -> None:
-        """Stop a request; of one that is over or unknown nothing is said. Errors: ServerLost."""
+        """Stop a request; of one that is over or unknown nothing is said. Errors: ServerLost; EngineError if it is refused."""
         try:
-            await self.http.post("/abort_request", json={"rid": rid}, timeout=ASK_LIMIT_S)
+            response = await self.http.post("/abort_request", json={"rid": rid}, timeout=ASK_LIMIT_S)
         except httpx.HTTPError as error:
             raise self._lost(error) from error
+        if response.status_code != httpx.codes.OK:
+            self._read(response.status_code, response.content)
 
     async def close(self) -> None:
         """Break every connection."""
@@ -99,15 +118,16 @@ class Server:
 
     def _read(self, status: int, content: bytes) -> dict[str, Any]:
         """Errors: EngineError with the words of a refusal, and of nothing else in it: a schema's error quotes what was sent, a
-        prompt's tokens. Of one request 503 is a refusal too: its queue is full, say."""
+        prompt's tokens. Of one request 503 is a refusal too: its queue is full, say. In a stream, which has begun with 200, a
+        part may be one."""
         try:
             answer = orjson.loads(content)
         except orjson.JSONDecodeError:
             answer = {"error": content[:200].decode(errors="replace")}
-        if status != httpx.codes.OK:
-            raise EngineError(f"{self.url}: {status}: {_words(answer)[:500]}")
         if not isinstance(answer, dict):
-            raise EngineError(f"{self.url}: answered with a {type(answer).__name__}, not an object")
+            raise EngineError(f"{self.url}: {status}: answered with a {type(answer).__name__}, not an object")
+        if status != httpx.codes.OK or "error" in answer:
+            raise EngineError(f"{self.url}: {status}: {_words(answer)[:500]}")
         return answer
 
     def _lost(self, error: httpx.HTTPError) -> ServerLost:
@@ -125,9 +145,9 @@ async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
             yield line
 
 
-def _words(answer: Any) -> str:
+def _words(answer: Mapping[str, Any]) -> str:
     """The sentence of an error in OpenAI's form or in SGLang's own; empty if it has none."""
-    error = answer.get("error", answer) if isinstance(answer, dict) else None
+    error = answer.get("error", answer)
     words = error.get("message") if isinstance(error, dict) else error
     return words if isinstance(words, str) else ""
 

@@ -1,5 +1,6 @@
 """How an SGLang engine is set up: which servers there are, what they serve, and how they are changed."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,12 +15,15 @@ SERVERS_MAX = 64
 RESERVED_TOKENS = 6
 """SGLang 0.5.23 takes prompts that are so many tokens shorter than the context (`max_req_input_len` of 4090 for 4096)."""
 
+_ADDRESS = re.compile(r"https?://[^\s/?#@]+/?")
+
 
 def _http_url(value: str) -> str:
-    """An address without a path. ValueError says what is needed."""
+    """An address and nothing else: it is in logs and in the record, where no password may be. ValueError says what is
+    needed."""
     parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
-        raise ValueError("http://HOST:PORT is needed")
+    if not _ADDRESS.fullmatch(value) or not parts.hostname or parts.port == 0:
+        raise ValueError("http://HOST:PORT is needed, without a path or a password")
     return value.rstrip("/")
 
 

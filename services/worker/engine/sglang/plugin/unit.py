@@ -43,18 +43,18 @@ class Unit:
         numbers = message.server_args
         if "vertumnus_op" not in numbers:
             return original(scheduler, message)
+        answer = False
         try:
-            verb = wire.decode(numbers, units())
+            verb, in_force = wire.decode(numbers, units()), wire.told(numbers, units())
+        except ValueError as error:
+            logger.warning("vertumnus: refused a verb: %s", error)
+        else:
             assert verb is not None, "it names an operation"
             if not isinstance(verb, Evict):
                 self._epoch = max(self._epoch, verb.epoch)
-            answer = self._carry_out(scheduler, verb, wire.told(numbers, units()))
-        except ValueError as error:
-            logger.warning("vertumnus: refused a verb: %s", error)
-            answer = False
-        finally:
-            if numbers["vertumnus_op"] == wire.Op.COMMIT:
-                self._mailbox.handled_commit()
+            answer = self._carry_out(scheduler, verb, in_force)
+        if numbers["vertumnus_op"] == wire.Op.COMMIT:
+            self._mailbox.handled_commit()
         scheduler.kv_events_publisher.publish_kv_events()  # by itself it would wait for the next batch
         return SetInternalStateReqOutput(updated=answer)
 
@@ -107,8 +107,7 @@ class Unit:
             case Commit():
                 return self._commit(scheduler, verb, in_force)
             case Release():
-                self._prepared = None
-                return True
+                return True  # what was prepared cannot be committed any more: the controller calls it lapsed
             case Evict():
                 if not verb.units >> unit() & 1:
                     return False

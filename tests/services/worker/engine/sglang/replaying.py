@@ -12,6 +12,7 @@ import zmq.asyncio
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from services.worker.engine.sglang.server import NOBODY
 from tests.services.worker.engine.sglang.recordings import recorded
 
 
@@ -90,7 +91,8 @@ class Replay:
             raise ConnectionResetError("the server dies")
 
     async def _abort(self, request: Request) -> None:
-        self.aborted.append((await request.json())["rid"])
+        if (rid := (await request.json())["rid"]) != NOBODY:
+            self.aborted.append(rid)
 
     # --- events
 

@@ -15,7 +15,7 @@ from services.worker.engine.sglang import adaptive
 from services.worker.engine.sglang.adaptive import AdaptiveGeometry
 from services.worker.engine.sglang.engine import SglangEngine
 from services.worker.engine.sglang.kv_messages import AllBlocksCleared, BlockStored, Message
-from services.worker.engine.sglang.plugin.wire import Commit, Evict, Prepare
+from services.worker.engine.sglang.plugin.wire import Commit, Evict, Prepare, Release
 from services.worker.engine.sglang.settings import ServerAddress, SglangSettings
 from shared.model.lattice import Group
 from tests.services.worker.engine.sglang.test_verbs import SAME, Server, SkippingClock
@@ -114,6 +114,22 @@ async def test_a_server_that_does_not_say_what_became_of_it_is_given_up(told: To
         await told.engine._geometry.adopt((4,))
     assert not told.engine.health().ok
     assert await asyncio.wait_for(told.engine.wait_died(), 30)
+
+
+@pytest.mark.parametrize("votes", [True, False])
+async def test_a_server_that_somebody_else_switches_too_is_given_up(told: Told, votes: bool) -> None:
+    """What the pool believes of its workers would be wrong from then on."""
+
+    class Shared(Server):
+        def answer(self, request: httpx.Request) -> httpx.Response:
+            if self.seen and isinstance(self.seen[-1], Release):
+                self.composition = (2, 2)
+            return super().answer(request)
+
+    told.server = Shared(votes=votes)
+    with pytest.raises(EngineDied, match=r"serves \(2, 2\) instead of .*: somebody else switches it"):
+        await told.engine._geometry.adopt((4,))
+    assert not told.engine.health().ok
 
 
 async def test_pages_are_taken_out_in_as_many_verbs_as_it_takes(told: Told) -> None:

@@ -146,10 +146,22 @@ def test_sets_of_servers_that_make_no_node(
     assert words in reason
 
 
-@pytest.mark.parametrize("url", ["10.0.0.1:30000", "ftp://n:1", "http://", "http://n:1/v1"])
+@pytest.mark.parametrize(
+    "url",
+    ["10.0.0.1:30000", "ftp://n:1", "http://", "http://n:1/v1", "http://me:secret@n:1", "http://n:1?a", "http://n m:1"],
+)
 def test_an_address_is_a_host_and_a_port(url: str) -> None:
     with pytest.raises(ValidationError, match="HOST:PORT"):
         ServerAddress(url=url, degree=1)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [("http://n:x", "Port"), ("http://n:65536", "Port"), ("http://n:0", "PORT"), ("http://[::1", "URL")],
+)
+def test_a_port_is_one(url: str, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        DecodeAddress(url=url)
 
 
 def test_a_degree_is_one_of_the_lattice() -> None:
@@ -167,6 +179,16 @@ def test_a_worker_s_environment_names_its_servers(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("VERTUMNUS_BLOCKS_PER_RANK", "4096")
     asked = WorkerSettings().sglang()
     assert (asked.servers[0].bootstrap_port, asked.decode[0].url, asked.prefill_ranks) == (8998, "http://n:2", 2)
+    key = tmp_path / "key"
+    monkeypatch.setenv("VERTUMNUS_SGLANG_KEY_FILE", str(key))
+    key.write_text("k3y-_.\n")
+    assert WorkerSettings().sglang().key == "k3y-_."
+    for held in ("the\nkey", "the key", "clé"):
+        key.write_text(held)
+        with pytest.raises(ValidationError, match=r"sglang_key_file\n.*one word of ASCII") as refused:
+            WorkerSettings()
+        assert held not in str(refused.value)
+    key.write_text("key")
     monkeypatch.setenv("VERTUMNUS_SGLANG_DECODE", "[]")
     with pytest.raises(ValidationError, match="sglang_decode: no decode server is named"):
         WorkerSettings()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from services.worker.engine.continuation import Continuation
 from services.worker.engine.protocol import EngineError, Sampling
 from services.worker.engine.sglang.generation import ROOMS, Answers, Pairing, Part, body, room_for
+from services.worker.engine.sglang.prefills import step_s
 from tests.services.worker.engine.sglang.recordings import item, recorded
 
 
@@ -144,9 +145,22 @@ def test_the_chosen_token_s_probability_comes_first_and_once() -> None:
     assert token.logprobs[0][1] >= token.logprobs[1][1]
 
 
-def test_a_refusal_is_told_in_sglang_s_words() -> None:
-    with pytest.raises(EngineError, match="longer than the model's context length"):
-        Answers(False).read(recorded()["too-long"]["answer"])
+@pytest.mark.parametrize(
+    ("times", "seconds"),
+    [
+        ([(100.0, 100.5), (100.25, 100.75)], 0.75),
+        ([(100.0, 100.5), (None, None)], 2.0),
+        ([(100.0, 90.0)], 2.0),
+        ([(100.0, 103.0)], 2.0),
+        ([], 2.0),
+    ],
+    ids=["told", "told of one alone", "clock set back", "clock set forward", "nobody told"],
+)
+def test_a_step_takes_what_the_server_says_unless_it_cannot_be(
+    times: list[tuple[float | None, float | None]], seconds: float
+) -> None:
+    parts = [None, *(Part((), 0, None, "", began, ended) for began, ended in times)]
+    assert step_s(parts, 2.0) == seconds
 
 
 @pytest.mark.parametrize("broken", [{}, {"output_ids": [1]}, {"output_ids": 1, "meta_info": {}}])
