@@ -56,8 +56,10 @@ class EventStream:
         try:
             message = parse(frames)
         except BadMessage as error:
-            # Its number is missing from now on, so what it said is asked for again, and given up if that is no better.
-            self._logger.warning("not understood", error=str(error))
+            # Sent again it would be no better, and the next one, whose number shows the gap, may be as bad.
+            self._logger.warning("not understood: what the unit holds is not known", error=str(error))
+            self._cache.forget()
+            self._changed()
             return
         # Only what is heard twice tells of another life: what is heard once may have been in the replay before.
         if self._newest is not None and message.sequence <= self._newest:

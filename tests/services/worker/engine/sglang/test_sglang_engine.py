@@ -187,6 +187,20 @@ async def test_what_cannot_be_sent_again_is_forgotten(engine: SglangEngine, serv
     assert len((await engine.evict(WORKER, ())).evicted) == 5
 
 
+async def test_after_a_message_that_nobody_understands_nothing_is_believed(
+    engine: SglangEngine, server: Replay
+) -> None:
+    """It may have been of removals, and no other may ever come."""
+    stored, filler, _, _ = event_frames()
+    await server.publish(stored, 0)
+    unit = engine._fleet.units[0]
+    await until(lambda: len(unit.held) == 5)
+    await server.publish([filler[0], filler[1], b"of another version"], 1)
+    await until(lambda: not unit.held)
+    await server.publish(filler, 2)
+    await until(lambda: len(unit.held) == 187)
+
+
 async def test_who_joins_late_is_told_what_was_published_before(settings: SglangSettings, server: Replay) -> None:
     for sequence, frames in enumerate(event_frames()[:2]):
         await server.publish(frames, sequence)
