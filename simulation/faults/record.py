@@ -68,7 +68,6 @@ class Tables:
         for table, links in added.rows.items():
             self.rows[table] += links
             self._unfolded += [link.record for link in links if table != "repeats"]
-        self._unfolded.sort(key=lambda record: record.stream_seq)
         self.checkpoint = added.checkpoint
 
     def _answer(self) -> None:
@@ -84,7 +83,7 @@ class Tables:
 
     def models(self) -> ReadModels:
         """The read models of what is recorded."""
-        for record in self._unfolded:
+        for record in sorted(self._unfolded, key=lambda record: record.stream_seq):
             evolve(self._folded, str(LOG), Place(1, record.stream_seq), record)
         self._unfolded.clear()
         self._folded.take()

@@ -1,6 +1,6 @@
 """One pool, its caches changed over and over while managers, agents and the log's server come and go.
 
-The long one: `python -m simulation.faults.caches --operations 100000`.
+The long ones: `python -m simulation.faults.caches --operations 100000`.
 """
 
 from typing import Any
