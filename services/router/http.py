@@ -19,7 +19,7 @@ from services.router.calls import Call, Order, Slot, Unserved
 from services.router.entrance import Entrance, Parts, json_response, unknown_model
 from services.router.headers import RequestHeaders
 from services.router.offers import Offer
-from services.router.openai import ChatRequest, CompletionRequest, StreamOptions, parse
+from services.router.openai import ChatRequest, CompletionRequest, StreamOptions, parse, read
 from services.router.placements_http import PlacementApi
 from services.router.prompts import Asked, Context
 from services.router.text import StopCutter
@@ -110,7 +110,7 @@ class Api:
         slot: Slot | None = None
         try:
             async with self._entrance.bodies.read(request) as body:
-                asked: Asked = parse(cls, body)
+                asked: Asked = parse(cls, read(body))
                 slot = self._dispatcher.enter()
                 order = await self._prompts.order(asked, self._entrance.offer_of(asked.model), context)
             return asked, order, await self._dispatcher.submit(order, slot)

@@ -6,13 +6,17 @@ because common clients always send them.
 """
 
 import json
+from array import array
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
+from pydantic_core import from_json
 
-from services.router.sampling_fields import OUTPUT_TOKENS_MAX, TOKEN_ID_MAX, SamplingFields
+from services.router.sampling_fields import OUTPUT_TOKENS_MAX, SamplingFields
 from services.router.tools import NAME_CHARS_MAX, TOOLS_MAX, Tool, ToolCall, arguments
+from shared.model.blocks import Tokens
 
 MESSAGES_MAX = 2_048
 COMPLETION_TOKENS_DEFAULT = 16
@@ -65,7 +69,7 @@ def _content(given: Any) -> Any:
     return "".join(texts)
 
 
-def _prompt(given: Any) -> Any:
+def _prompt(given: Any) -> str | Tokens:
     """One text or one list of token ids, alone or as a list of one."""
     if isinstance(given, list) and given and not isinstance(given[0], int):
         if len(given) > 1:
@@ -73,10 +77,19 @@ def _prompt(given: Any) -> Any:
         given = given[0]
     if isinstance(given, str) and given:
         return given
-    # In whole passes, because a long prompt has 100,000 ids; a bool is no id although it is an int.
-    if isinstance(given, list) and set(map(type, given)) == {int} and min(given) >= 0 and max(given) <= TOKEN_ID_MAX:
-        return given
+    if isinstance(given, list) and given and (ids := _ids(given)) is not None:
+        return ids
     raise ValueError("a text or a list of token ids is needed, and it may not be empty")
+
+
+def _ids(given: list[Any]) -> Tokens | None:
+    """None if these are no ids. In whole passes, because a long prompt has 100,000 of them."""
+    try:
+        ids = np.frombuffer(array("I", given), dtype=np.uint32)  # a third of the time of np.asarray
+    except (TypeError, OverflowError):
+        return None
+    # A bool is an int to Python, and no id.
+    return None if any(isinstance(given[place], bool) for place in np.flatnonzero(ids <= 1).tolist()) else ids
 
 
 class Message(BaseModel):
@@ -185,7 +198,7 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
-    prompt: Annotated[str | list[int], BeforeValidator(_prompt)]
+    prompt: Annotated[str | Tokens, PlainValidator(_prompt)]
     logprobs: int | None = Field(default=None, ge=0, le=5)
     best_of: Annotated[int | None, BeforeValidator(Neutral(1))] = None
     echo: Annotated[bool | None, BeforeValidator(Neutral(False))] = None
@@ -199,11 +212,22 @@ class CompletionRequest(GenerationRequest):
 R = TypeVar("R", bound=BaseModel)
 
 
-def parse(cls: type[R], body: bytes | dict[str, Any]) -> R:
-    """The request in `body`, which may be read already. BadRequest names the first wrong field; nothing of what the client
-    sent is in the message but names and short values."""
+def read(body: bytes) -> dict[str, Any]:
+    """The object in a body. Errors: BadRequest."""
     try:
-        return cls.model_validate_json(body) if isinstance(body, bytes) else cls.model_validate(body)
+        content = from_json(body)
+    except ValueError as error:
+        raise BadRequest(f"the body is no JSON that can be read: {error}", None, "invalid_json") from None
+    if not isinstance(content, dict):
+        raise BadRequest(f"the body is {as_sent(content)}, and no object", None, "invalid_value")
+    return content
+
+
+def parse(cls: type[R], content: dict[str, Any]) -> R:
+    """The request in what a body has. BadRequest names the first wrong field; nothing of what the client sent is in the
+    message but names and short values. Validating a body's bytes takes 100,000 ids three times as long."""
+    try:
+        return cls.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise _bad_request(first["type"], first["loc"], first["msg"]) from None
@@ -213,8 +237,6 @@ def _bad_request(kind: str, loc: Sequence[int | str], message: str) -> BadReques
     param = _path(loc) or None
     message = message.removeprefix("Value error, ")
     match kind:
-        case "json_invalid":
-            return BadRequest(f"the body is no JSON that can be read: {message}", None, "invalid_json")
         case "extra_forbidden":
             return BadRequest(f"unsupported parameter: '{_path(loc)}'", param, "unsupported_parameter")
         case "missing":

@@ -14,13 +14,12 @@ import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic_core import from_json
 
 from services.router.decider import Arrival
 from services.router.dispatch import Dispatcher
 from services.router.entrance import Entrance, Parts, json_response
 from services.router.offers import Offer
-from services.router.openai import BadRequest, ChatRequest, CompletionRequest, parse
+from services.router.openai import BadRequest, ChatRequest, CompletionRequest, parse, read
 from services.router.placements import Placements
 from services.router.prompts import Context, Prompts, too_long
 from services.router.wiring import Placed
@@ -155,7 +154,7 @@ class PlacementApi:
         """Its prompt is computed, or all of it: what was reserved is free."""
 
         def end(body: bytes, placed: Placed) -> None:
-            self._placements.end(parse(CompletedReport, body).fact(placed))
+            self._placements.end(parse(CompletedReport, read(body)).fact(placed))
 
         return await self._report(request, name, end)
 
@@ -232,12 +231,9 @@ def _token_ids(body: bytes) -> Tokens:
 
 def _read(body: bytes) -> BlocksRequest | ChatRequest | CompletionRequest:
     """Errors: BadRequest."""
-    try:
-        content = from_json(body)  # no deeper than the other endpoints read
-    except ValueError as error:
-        raise BadRequest(f"the body is no JSON that can be read: {error}", None, "invalid_json") from None
-    if isinstance(content, dict) and "block_ids" in content:
+    content = read(body)
+    if "block_ids" in content:
         return parse(BlocksRequest, content)
-    if isinstance(content, dict) and "messages" in content:
+    if "messages" in content:
         return parse(ChatRequest, content)
     return parse(CompletionRequest, content)

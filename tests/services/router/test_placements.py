@@ -170,7 +170,7 @@ RAW = {"content-type": "application/octet-stream"}
     ("content", "headers", "status", "message"),
     [
         (b"{", JSON, 400, "no JSON"),
-        (b"[]", JSON, 400, "dictionary"),
+        (b"[]", JSON, 400, "the body is a list, and no object"),
         (b"{}", JSON, 400, "missing required parameter"),
         (b'{"block_ids": "", "prompt_tokens": 5, "else": 1}', JSON, 400, "unsupported parameter: 'else'"),
         (b'{"block_ids": "", "prompt_tokens": 16}', JSON, 400, "16 tokens have 1 whole blocks of 16, 16 bytes each"),

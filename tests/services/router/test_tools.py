@@ -8,7 +8,7 @@ import pytest
 from router_app import served
 from router_pool import write_model_dir
 
-from services.router.openai import BadRequest, ChatRequest, parse
+from services.router.openai import BadRequest, ChatRequest, parse, read
 from services.router.tokenizer import ModelText
 
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -18,7 +18,7 @@ TEMPLATE = "{{ tools | tojson if tools }}{% for m in messages %}{{ m | tojson }}
 
 
 def asked(**changes: Any) -> ChatRequest:
-    return parse(ChatRequest, json.dumps({**ASKED, **changes}).encode())
+    return parse(ChatRequest, read(json.dumps({**ASKED, **changes}).encode()))
 
 
 def test_a_call_and_its_answer_are_turns() -> None:
