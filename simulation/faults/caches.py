@@ -1,7 +1,7 @@
 """`python -m simulation.faults.caches`: pools whose caches change a hundred thousand times, while their cache managers, agents
 and the log's server come and go.
 
-The story of a pool has chapters. In each a few dozen requests share prefixes that are hot for three chapters, compositions change,
+A pool's story has chapters. In each a few dozen requests share prefixes that are hot for three chapters, compositions change,
 policies copy and reclaim by thresholds that so few requests reach, and up to three faults befall the pool. Then it heals, and
 every projection of the caches must be the union of what the workers' own indexes say. At the end everything must hold that
 holds at the end of any run, verification of every decision included.
