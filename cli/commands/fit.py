@@ -35,11 +35,13 @@ def fit(
     from cli.profiling.picture import fits_picture
     from cli.profiling.sets import fitted_set
     from cli.terminal import output
-    from shared.model.fitting import FORMS
+    from shared.model.fitting import FORMS, doubts
     from shared.model.fitting import fit as fit_samples
 
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     with refusals("fit", errors):
+        if out is not None and out.exists() and out.samefile(file):
+            raise ValueError(f"--out {out}: is the profile itself, which took long to measure; name another file")
         profile = read_profile(file)
         fits = [fit_samples(profile.samples, each) for each in FORMS]
         chosen, other = _chosen(fits, form)
@@ -59,6 +61,8 @@ def fit(
         errors.print(
             "the profile is of a cost model: this shows the method and says nothing of a machine", style="yellow"
         )
+    for doubt in doubts(profile.samples):
+        errors.print(doubt, style="yellow")
     if out is not None:
         errors.print(f"{out}: {found.version}, form {chosen.form}")
         errors.print(f"next: VERTUMNUS_COEFFICIENTS={out.resolve()} {command()} up")

@@ -17,6 +17,7 @@ from cli.settings import CommandSettings
 from cli.terminal import reason
 from services.worker.engine.protocol import EngineError
 from services.worker.settings import WorkerSettings
+from shared.model.lattice import DEGREES
 
 EXIT_FAILED, EXIT_REFUSED, EXIT_INTERRUPTED = 1, 2, 130
 NUMBERS_MAX = 1_000
@@ -40,6 +41,8 @@ def worker_settings(engine: str, model: Path | None, degrees: tuple[int, ...], *
 
     Errors: ValueError names the setting and its limit.
     """
+    if unknown := [degree for degree in degrees if degree not in DEGREES]:
+        raise ValueError(f"--degrees {unknown}: each must be one of {', '.join(map(str, DEGREES))}")
     chosen = {"engine": engine, "node": "profile", "nodes": 1, "speedup": 1.0, "decode_ranks": 0, **more}
     if engine == "torch":
         directory = (model or DataDir(CommandSettings().data_dir).models / DEFAULT_MODEL).resolve()

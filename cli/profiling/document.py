@@ -93,4 +93,4 @@ def read_profile(path: Path) -> Profile:
         # A file of another version may break any field; its version is the reason.
         first = next((each for each in found if each["loc"] == ("version",)), found[0])
         field = ".".join(map(str, first["loc"])) or "content"
-        raise BadProfile(f"{path}: {field}: {first['msg']}") from None
+        raise BadProfile(f"{path}: {field}: {first['msg'].removeprefix('Value error, ')}") from None

@@ -76,6 +76,17 @@ def fit(samples: Sequence[Sample], form: Form, version: str = "fitted") -> Fit:
     )
 
 
+def doubts(samples: Sequence[Sample]) -> list[str]:
+    """What samples like these leave open, however small the errors on them are."""
+    found = []
+    shapes, degrees = {sample[:3] for sample in samples}, {sample.degree for sample in samples}
+    if len(shapes) < len(NAMES):
+        found.append(f"{len(shapes)} shapes cannot tell {len(NAMES)} coefficients apart: measure more lengths and hits")
+    if len(degrees) == 1:
+        found.append(f"degree {min(degrees)} alone says nothing of other degrees: what ranks share is not told apart")
+    return found
+
+
 def relative_errors(samples: Sequence[Sample], coefficients: Coefficients) -> Floats:
     """(predicted - measured) / measured of each sample, shape (samples,)."""
     predicted: Floats = np.array([coefficients.prefill_us(*sample[:3]) for sample in samples], dtype=np.float64)

@@ -53,8 +53,8 @@ def test_the_evidence_says_how_and_is_kept_through_another_ramp(tmp_path: Path) 
         (("nowhere.json",), "coefficients: nowhere.json cannot be read"),
         (("qwen3_30b_a3b_h20", "--shape", "round"), "--shape round: must be one of"),
         (("qwen3_30b_a3b_h20", "--shrink", "0"), "factor: 0.0 is outside (0, 1]"),
-        (("qwen3_30b_a3b_h20", "--degrees", "3"), "--degrees [3]: this engine has [1, 2]"),
-        (("qwen3_30b_a3b_h20", "--degrees", "4,-1,1"), "--degrees [-1]: this engine has [1, 2, 4]"),
+        (("qwen3_30b_a3b_h20", "--degrees", "3"), "--degrees [3]: each must be one of 1, 2, 4, 8"),
+        (("qwen3_30b_a3b_h20", "--degrees", "4,-1,1"), "--degrees [-1]: each must be one of 1, 2, 4, 8"),
         (("qwen3_30b_a3b_h20", "--windows", "1000", "--window-s", "3600"), "--windows, --window-s: more than 100000"),
     ],
 )

@@ -96,11 +96,7 @@ def test_the_version_follows_the_numbers_and_the_name(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("profile", "--engine", "modelled", "--degrees", "1,x"), "--degrees '1,x': give numbers"),
-        (("profile", "--engine", "modelled", "--degrees", "3"), "--degrees [3]: this engine has [1, 2]"),
-        (
-            ("profile", "--engine", "modelled", "--degrees", "1000"),
-            "prefill_ranks: Input should be less than or equal to 64",
-        ),
+        (("profile", "--engine", "modelled", "--degrees", "3,1,0"), "--degrees [3, 0]: each must be one of 1, 2, 4, 8"),
         (("profile", "--engine", "modelled", "--lengths", "0"), "--lengths [0]: each must be in [1, "),
         (("profile", "--engine", "modelled", "--hit-ratios", "0,1.5"), "--hit-ratios 1.5: must be in [0, 1)"),
         (("profile", "--model", "/"), "--model: / holds no model"),
@@ -142,3 +138,21 @@ def test_a_bad_profile_and_a_bad_picture_are_one_line(tmp_path: Path) -> None:
     good.write_text(profile_of().model_dump_json())
     done = typed("fit", good, "--plot", tmp_path / "fit.gif")
     assert (done.exit_code, "must end in one of png, svg" in done.stderr) == (2, True)
+
+
+def test_a_fit_does_not_destroy_its_profile_and_says_what_it_cannot_know(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    whole = profile_of()
+    profile.write_text(whole.model_dump_json())
+    done = typed("fit", profile, "-o", tmp_path / "." / "profile.json")
+    assert (done.exit_code, "is the profile itself" in done.stderr) == (2, True)
+    assert profile.read_text() == whole.model_dump_json()
+    done = typed("fit", profile)
+    assert (done.exit_code, done.stderr) == (0, "")
+    one_degree = tuple(point for point in whole.points if point.degree == 2)
+    for points, shapes in ((one_degree, False), (one_degree[:3], True)):
+        profile.write_text(whole.model_copy(update={"points": points}).model_dump_json())
+        done = typed("fit", profile)
+        assert done.exit_code == 0, done.output
+        assert "degree 2 alone says nothing of other degrees" in done.stderr
+        assert ("3 shapes cannot tell 6 coefficients apart" in done.stderr) is shapes

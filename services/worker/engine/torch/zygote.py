@@ -15,10 +15,14 @@ from collections.abc import Sequence
 from threading import Lock
 
 from services.worker.engine.protocol import EngineError
+from services.worker.engine.torch.activity import Activity
 from services.worker.engine.torch.settings import rank_environment
 from shared.model.lattice import RANKS_MAX
 
 IMPORT_LIMIT_S = 120.0
+LOOK_S, STOPPED_LOOKS_MAX = 1.0, 3
+"""While it is silent, it is looked at so often; three looks are the 3 s after which a stopped rank is given up."""
+
 FILES_MAX = 2 * RANKS_MAX + 2
 """The memory of as many prefill and decode ranks, where they meet, and the rank's own socket; the kernel passes 253 at once."""
 _PR_SET_PDEATHSIG = 1
@@ -41,10 +45,11 @@ class Zygote:
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
+            assert self._process is not None, "a started zygote is a process"
             assert self._socket is not None, "a started zygote has a socket"
             try:
                 socket.send_fds(self._socket, [b"fork"], [control.fileno(), *files])
-                reply, pidfds, _, _ = socket.recv_fds(self._socket, 64, 1)
+                reply, pidfds = self._reply(self._socket, Activity(self._process.pid))
             except OSError as error:
                 # It may answer yet, and whoever asked next would take another's rank for his own.
                 self._end()
@@ -52,6 +57,20 @@ class Zygote:
             if not pidfds:
                 raise EngineError("zygote: ended while it forked a rank; its standard error says why")
             return int(reply), pidfds[0]
+
+    @staticmethod
+    def _reply(requests: socket.socket, activity: Activity) -> tuple[bytes, list[int]]:
+        """Errors: TimeoutError if nothing comes, or, like a rank's, its process was stopped by a signal and stays so."""
+        stopped_looks = 0
+        for _ in range(round(IMPORT_LIMIT_S / LOOK_S)):
+            try:
+                return socket.recv_fds(requests, 64, 1)[:2]
+            except TimeoutError:
+                activity.look()
+                stopped_looks = stopped_looks + 1 if activity.stopped else 0
+                if stopped_looks == STOPPED_LOOKS_MAX:
+                    raise TimeoutError("its process was stopped by a signal") from None
+        raise TimeoutError(f"it was silent for {IMPORT_LIMIT_S:g} s")
 
     def close(self) -> None:
         """End the zygote and every rank it forked. Safe to repeat."""
@@ -69,7 +88,7 @@ class Zygote:
     def _start(self) -> None:
         self._end()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.settimeout(IMPORT_LIMIT_S)
+        ours.settimeout(LOOK_S)
         # A session of its own: Ctrl-C in the agent's terminal is for the agent, which then closes the engine in order.
         self._process = subprocess.Popen(  # noqa: S603 - our own module
             [sys.executable, "-m", __spec__.name, str(theirs.fileno())],
