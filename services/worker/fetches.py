@@ -106,16 +106,18 @@ def is_over(job: Job) -> bool:
 
 
 class Fetches:
-    """One per incarnation. `spawn` begins what ends with it at the latest."""
+    """One per incarnation. `serving` says whether it lives, `spawn` begins what ends with it at the latest."""
 
     def __init__(
         self,
         ports: NodePorts,
         engine: Engine,
         transfers: Transfers,
+        serving: Callable[[], bool],
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
     ) -> None:
-        self._ports, self._engine, self._transfers, self._spawn = ports, engine, transfers, spawn
+        self._ports, self._engine, self._transfers = ports, engine, transfers
+        self._serving, self._spawn = serving, spawn
         description = engine.describe()
         self._block_tokens, self._token_bytes = description.block_tokens, description.kv_bytes_per_token
         self._reads = description.moves_kv
@@ -139,6 +141,8 @@ class Fetches:
     def _end(self, key: JobKey, ended: Callable[[], None], _task: asyncio.Task[None]) -> None:
         """As a callback, because a task that is cancelled before it began runs no `finally`."""
         del self._running[key]
+        if not self._serving():
+            return  # it ends with its incarnation, in which nobody begins another
         # Those who still find no room wait anew.
         waiting, self._waiting = self._waiting | {ended: None}, {}
         for each in waiting:

@@ -67,7 +67,7 @@ class Incarnation:
         self.finishing = False
         self._claims = Claims(ports.bulk, ports.subjects, ports.clock)
         self.transfers = Transfers(ports, engine, lambda: self.serving, self.spawn)
-        self._fetches = Fetches(ports, engine, self.transfers, self.spawn)
+        self._fetches = Fetches(ports, engine, self.transfers, lambda: self.serving, self.spawn)
         self._frames = Frames(ports.bulk, ports.subjects, ports.clock)
         self._loops: dict[WorkerId, StepLoop] = {}
         self._loop_tasks: list[asyncio.Task[None]] = []

@@ -2,6 +2,7 @@
 
 The other node is a script: it has blocks and answers `pin`. A block takes 1 ms to come and 16 ms to compute."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -293,6 +294,17 @@ async def test_a_fetch_that_waits_for_another_worker_s_begins_when_that_is_over(
             await ask_for(world, f"{seed}", 10 * BLOCK_TOKENS + 1, seed=seed, at=at)
         await world.clock.advance(1.0)
         assert {split_of(completed(world, f"{seed}")) for seed in range(3)} == {(1, 0, 10 * BLOCK_TOKENS)}
+
+
+async def test_with_its_agent_a_fetch_ends_and_no_other_begins() -> None:
+    world, unhandled = world_of(), list[str]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context["message"]))
+    async with running(world):
+        node = await other(world, [block for seed in range(5) for block in chain(10, seed)])
+        for seed in range(5):
+            await ask_for(world, f"{seed}", 10 * BLOCK_TOKENS + 1, seed=seed)
+        assert in_flight(node) == FETCHES_PER_SOURCE_MAX
+    assert (len(node.pins), unhandled) == (FETCHES_PER_SOURCE_MAX, [])
 
 
 @pytest.mark.parametrize(("fetch_s", "decided"), [(None, Wanted(0, 9.0)), (8, Wanted(0, 9.0)), (9, "dearer")], ids=str)
