@@ -125,11 +125,13 @@ def tail(log: Path, lines: int = 15) -> str:
 
 
 def rotate_log(log: Path, *, limit_bytes: int = LOG_BYTES_MAX) -> None:
-    """Move what `log` holds to `<log>.1` once it is larger than the limit. Safe while a process appends to it."""
-    if log.exists() and log.stat().st_size > limit_bytes:
-        shutil.copyfile(log, log.with_name(log.name + ".1"))
-        # The writer holds the file open in append mode: emptied in place, it goes on at the start.
-        os.truncate(log, 0)
+    """Move what `log` holds to `<log>.1` once it is larger than the limit. Safe while a process appends to it. Where that cannot
+    be done, on a full disk, the log stays as it is: nothing may end for want of a second one."""
+    with contextlib.suppress(OSError):
+        if log.exists() and log.stat().st_size > limit_bytes:
+            shutil.copyfile(log, log.with_name(log.name + ".1"))
+            # The writer holds the file open in append mode: emptied in place, it goes on at the start.
+            os.truncate(log, 0)
 
 
 def is_running(pid: int) -> bool:

@@ -87,3 +87,11 @@ def test_a_log_is_emptied_under_its_writer_and_nothing_of_the_last_part_is_lost(
         writer.write(b"b" * 10)
     assert log.read_bytes() == b"b" * 10
     assert (tmp_path / "log.1").read_bytes() == b"a" * 1000
+
+
+def test_a_log_that_cannot_be_moved_stays_and_its_process_starts(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"before\n")
+    (tmp_path / "log.1").mkdir()
+    assert spawn(["/bin/echo", "after"], log=log).wait(timeout=60) == 0
+    assert log.read_bytes() == b"before\nafter\n"
