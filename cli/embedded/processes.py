@@ -125,8 +125,10 @@ def tail(log: Path, lines: int = 15) -> str:
 
 
 def rotate_log(log: Path, *, limit_bytes: int = LOG_BYTES_MAX) -> None:
-    """Move what `log` holds to `<log>.1` once it is larger than the limit. Safe while a process appends to it. Where that cannot
-    be done, on a full disk, the log stays as it is: nothing may end for want of a second one."""
+    """Move what `log` holds to `<log>.1` once it is larger than the limit. Safe while a process appends to it.
+
+    Where that cannot be done, on a full disk, the log stays as it is: nothing may end for want of a second one.
+    """
     with contextlib.suppress(OSError):
         if log.exists() and log.stat().st_size > limit_bytes:
             shutil.copyfile(log, log.with_name(log.name + ".1"))
