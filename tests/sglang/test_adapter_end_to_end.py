@@ -20,8 +20,8 @@ from openai.types import Completion
 
 from tests.sglang.adapter_requests import ON_REAL_SERVERS
 from tests.sglang.pool import NODE, TRIES, Pool, tokens_of
-from tests.sglang.world import ONES, World, running
-from tests.support.adapter_servers import has_ended, log_of
+from tests.sglang.world import ONES, World
+from tests.support.adapter_servers import has_ended, log_of, wait_running
 from tests.support.switching_servers import fault
 
 pytestmark = ON_REAL_SERVERS
@@ -90,7 +90,7 @@ def test_streams_are_decoded_where_the_fewest_tokens_are_reserved(world: World, 
         chunks = [[next(stream) for _ in range(4)] for stream in streams]
         ids = [each[0].id.removeprefix("cmpl-") for each in chunks]
         assert pool.decode_ranks(ids) == [[f"{NODE}/decode/{rank}"] for rank in (0, 1, 0, 1)]
-        assert [running(server) for server in world.decode] == [2, 2]
+        wait_running(world.decode, [2, 2])
     begun = [[token for chunk in each for token in tokens_of(chunk)] for each in chunks]
     for tokens in begun:
         assert tokens[:4] == world.expected[0][:4], "a stream from either server begins with the same tokens"
@@ -186,7 +186,7 @@ def test_a_decode_server_that_dies_loses_no_stream_and_is_taken_again(world: Wor
         again = [open_streams.enter_context(pool.open(world.prompts[0], new_tokens=3_000)) for _ in range(2)]
         for stream in again:
             next(stream)
-        assert [running(server) for server in world.decode] == [1, 1]
+        wait_running(world.decode, [1, 1])
 
 
 def test_doctor_finds_all_servers_fit(world: World, pool: Pool, model: Path) -> None:

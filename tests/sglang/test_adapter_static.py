@@ -42,7 +42,7 @@ from tests.sglang.adapter_requests import (
     prompt,
     settings_for,
 )
-from tests.support.adapter_servers import PAGE_TOKENS, START_LIMIT_S, Running, to_launch
+from tests.support.adapter_servers import PAGE_TOKENS, START_LIMIT_S, Running, to_launch, wait_running
 
 pytestmark = ON_REAL_SERVERS
 
@@ -150,18 +150,9 @@ async def test_a_stream_that_nobody_wants_ends_at_the_server(engine: SglangEngin
     endless = item("endless", prompt(40, 23), new_tokens=3_000)
     await one(engine, endless)
     await engine.hand_off(endless.request)
-    async with httpx.AsyncClient(base_url=fixed_server.url) as http:
-
-        async def running() -> int:
-            loads = (await http.get("/v1/loads?include=core", timeout=60)).json()["loads"]
-            return sum(each["num_running_reqs"] for each in loads)
-
-        engine.cancel(endless.request)
-        for _ in range(600):
-            if not await running():
-                break
-            await asyncio.sleep(0.1)
-        assert await running() == 0
+    await asyncio.to_thread(wait_running, [fixed_server], [1])
+    engine.cancel(endless.request)
+    await asyncio.to_thread(wait_running, [fixed_server], [0])
 
 
 async def test_what_may_not_be_asked_is_refused_before_the_server_hears_of_it(engine: SglangEngine) -> None:

@@ -140,12 +140,6 @@ class World:
             self.pool.up.end()
 
 
-def running(server: Running) -> int:
-    """How many requests the server has under way."""
-    loads = httpx.get(f"{server.url}/v1/loads?include=core", timeout=300).json()["loads"]
-    return sum(int(each["num_running_reqs"]) for each in loads)
-
-
 def _is_stopped(pid: int) -> bool:
     """By a signal."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

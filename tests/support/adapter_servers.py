@@ -131,6 +131,20 @@ def _serves(running: Running) -> bool:
         return False
 
 
+def wait_running(servers: Sequence[Running], counts: Sequence[int]) -> None:
+    """Until each server has so many requests under way. What it says of them is a picture that it takes now and then, and the
+    first token of a stream may be another server's."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while (found := [_under_way(server) for server in servers]) != counts:
+        assert time.monotonic() < deadline, f"{found} requests are under way, not {counts}"
+        time.sleep(0.1)
+
+
+def _under_way(server: Running) -> int:
+    loads = httpx.get(f"{server.url}/v1/loads?include=core", timeout=300).json()["loads"]
+    return sum(int(each["num_running_reqs"]) for each in loads)
+
+
 def has_ended(running: Running) -> bool:
     """A zombie has ended: its parent, who started it, reads that later."""
     try:
