@@ -17,6 +17,9 @@ ENVIRONMENT = Path(__file__).parents[2] / ".vertumnus" / "sglang"
 START_LIMIT_S = 1_800.0
 """A server starts within half a minute on an idle machine, and took ten minutes on one whose two cores forty others wanted."""
 
+RUNNING_LIMIT_S = 120.0
+"""For a server to say how many requests it has under way."""
+
 PAGE_TOKENS = 16
 CAPACITY_TOKENS = 6_000
 MODELS_NEEDED = {"__init__", "registry", "utils", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "llama"}
@@ -134,7 +137,7 @@ def _serves(running: Running) -> bool:
 def wait_running(servers: Sequence[Running], counts: Sequence[int]) -> None:
     """Until each server has so many requests under way. What it says of them is a picture that it takes now and then, and the
     first token of a stream may be another server's."""
-    deadline = time.monotonic() + START_LIMIT_S
+    deadline = time.monotonic() + RUNNING_LIMIT_S
     while (found := [_under_way(server) for server in servers]) != counts:
         assert time.monotonic() < deadline, f"{found} requests are under way, not {counts}"
         time.sleep(0.1)
