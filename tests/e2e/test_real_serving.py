@@ -142,6 +142,8 @@ def system() -> Iterator[System]:
     settings = {
         "VERTUMNUS_BLOCK_TOKENS": "16",
         "VERTUMNUS_FIRST_TOKEN_SLACK_S": str(SLACK_S),
+        # `up` lets a request wait for longer than that while no worker is there.
+        "VERTUMNUS_NO_WORKER_WAIT_S": "5",
         # Small enough that the prompts below are packed together and taken in chunks.
         "VERTUMNUS_STEP_TOKENS_MAX": "256",
         "VERTUMNUS_CHUNK_TOKENS": "96",

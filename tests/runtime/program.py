@@ -6,6 +6,7 @@ It records one event, leads if it can, and serves. `GET /record?n=` records more
 import asyncio
 from itertools import count
 
+import structlog
 from fastapi import FastAPI
 from pydantic import Field
 
@@ -61,6 +62,7 @@ async def main() -> None:
             return "woken"
 
         async def stop() -> None:
+            structlog.get_logger().info("stopping")
             await runtime.clock.sleep(settings.stop_s)
             leading.cancel()
             await outbox.stop()

@@ -136,7 +136,7 @@ def test_a_second_signal_ends_it_at_once(start: Start) -> None:
     running = start(stop_s=60)
     assert running.url
     running.process.send_signal(signal.SIGINT)
-    time.sleep(0.2)
+    running.wait_for("stopping")  # two signals that nobody has noticed yet are one
     begin = time.monotonic()
     running.process.send_signal(signal.SIGINT)
     running.end()
