@@ -200,9 +200,9 @@ async def serve(
     watches = [asyncio.ensure_future(each) for each in failures]
     http = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     stop = asyncio.create_task(stopping.wait())
-    logger.info("listening", host=host, port=port)
     try:
         with _signals(stopping, hurry):
+            logger.info("listening", host=host, port=port)  # who waits for this may end it
             await asyncio.wait([http, stop, *watches], return_when=asyncio.FIRST_COMPLETED)
             failure = _first_failure(watches)
             if failure is None and on_stop is not None:

@@ -29,7 +29,7 @@ from shared.contracts.events import (
     ReplicationRequested,
     RequestAssigned,
 )
-from shared.contracts.ids import NodeId, RequestId, WorkerId, decode_worker_id, node_of, worker_id
+from shared.contracts.ids import NodeId, RequestId, WorkerId, decode_worker_id, node_of, unpack_block_ids, worker_id
 from shared.model.blocks import Tokens, block_chain
 from shared.model.cost import Coefficients
 from shared.model.lattice import Composition
@@ -225,10 +225,17 @@ async def test_a_hot_prefix_of_one_worker_comes_to_another_degree_and_to_a_secon
             assert [each.cached_own_tokens for each in pool.events(PrefillCompleted)] == [0, *[16 * len(BLOCKS)] * 2]
 
             await pool.tell(changed(2, cache_policy="paper", decay=0.2))
-            await until(lambda: len(pool.events(ReplicaReclaimed)) == 3, "nobody asks any more, and all of it goes")
-            assert {each.worker for each in pool.events(ReclamationRequested)} == {holder, second, small}
+            # What was missed often may be copied once more before that is forgotten, so a worker may give up its replica twice.
+            everywhere = {holder, second, small}
+            await until(
+                lambda: {each.worker for each in pool.events(ReplicaReclaimed)} == everywhere,
+                "nobody asks, and all of it goes",
+            )
+            assert {each.worker for each in pool.events(ReclamationRequested)} == everywhere
             gone = [each for each in pool.events(BlocksEvicted) if each.cause == "reclaim"]
-            assert sum(len(each.block_ids) // 16 for each in gone) == 3 * len(BLOCKS)
+            assert {(each.worker, block) for each in gone for block in unpack_block_ids(each.block_ids)} == {
+                (worker, block) for worker in everywhere for block in BLOCKS
+            }
             await pool.tell(changed(3, cache_policy="lru"))
             assert await tokens_of(pool, assignment(pool, pool.runtime, "again", small)) == said
         finally:
