@@ -26,6 +26,9 @@ from services.worker.engine.torch.zygote import Zygote
 TokenStream = asyncio.Queue[Decoded | EngineError]
 """Ends with `last` or an error. Holds at most one request's new tokens, which the context length bounds."""
 
+LISTEN_ON_S = 0.1
+"""After a rank has said that it failed: a peer that was killed says nothing, and its end is why."""
+
 _Wait = TypeVar("_Wait")
 
 
@@ -51,6 +54,7 @@ class RankProcess:
         self._activity = Activity(pid)
         self._still_looks = 0
         self._failed: str | None = None
+        self._has_said_why = False
         self._writer: asyncio.StreamWriter | None = None
         self._listener: asyncio.Task[None] | None = None
 
@@ -180,7 +184,7 @@ class RankProcess:
 
     def _stopped_listening(self, listener: asyncio.Task[None]) -> None:
         """The process is gone, or it said something that it must not say; either way it is of no more use."""
-        if not listener.cancelled():
+        if not listener.cancelled() and not self._has_said_why:
             error = listener.exception()
             gone = isinstance(error, asyncio.IncompleteReadError | ConnectionError)
             self._watcher.lose(f"rank {self.rank} (pid {self.pid}) {'ended' if gone else f'sent nonsense: {error}'}")
@@ -191,7 +195,9 @@ class RankProcess:
             case Loading():
                 self._watcher.note(self.rank, message)
             case Failed(reason=reason):
-                self._watcher.lose(f"rank {self.rank} (pid {self.pid}) failed: {reason}")
+                self._has_said_why = True
+                why = f"rank {self.rank} (pid {self.pid}) failed: {reason}"
+                asyncio.get_running_loop().call_later(LISTEN_ON_S, self._watcher.lose, why)
             case Decoded(n=n, last=last):
                 if n in self._streams:
                     self._streams[n].put_nowait(message)

@@ -69,9 +69,9 @@ async def node(
     await engine.close()
 
 
-async def test_a_rank_killed_in_a_prefill_ends_every_wait(node: Node) -> None:
+async def test_a_rank_killed_in_a_prefill_ends_every_wait_and_is_the_one_that_is_named(node: Node) -> None:
     left, right = await node.adopt(2, 2)
-    os.kill(pids(node)[1], signal.SIGSTOP)  # its peer now waits in a collective
+    os.kill(pids(node)[1], signal.SIGSTOP)  # its peer now waits in a collective, and fails there when it is gone
     waits = [
         asyncio.create_task(node.prefill(left, node.item(prompt(100)))),
         asyncio.create_task(node.engine.wait_died()),
@@ -81,9 +81,9 @@ async def test_a_rank_killed_in_a_prefill_ends_every_wait(node: Node) -> None:
     assert not any(wait.done() for wait in waits)
     processes = pids(node)
     os.kill(processes[1], signal.SIGKILL)
-    with pytest.raises(EngineDied, match=r"rank \d"):
+    with pytest.raises(EngineDied, match=rf"^rank 1 \(pid {processes[1]}\) ended$"):
         await waits[0]
-    assert "rank" in await waits[1]
+    assert await waits[1] == f"rank 1 (pid {processes[1]}) ended"
     assert await all_gone(processes)
     assert not node.engine.health().ok
     with pytest.raises(EngineDied):
