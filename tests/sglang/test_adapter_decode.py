@@ -4,9 +4,12 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -21,18 +24,34 @@ pytestmark = ON_REAL_SERVERS
 DEADLINE_S = 300
 
 
+NEVER = {"SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "1000000"}
+"""So many heartbeats must fail before a decode server forgets a prefill server."""
+
+
+class Servers(NamedTuple):
+    """`again` starts another prefill server in the place of one that has ended."""
+
+    prefill: Running
+    decode: Running
+    again: Callable[[], Running]
+
+
 @pytest.fixture(scope="module")
-def servers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Running]]:
-    """Prefill and decode."""
+def servers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """The decode server notices no restart of the other one, as if that took less than two heartbeats."""
     logs = tmp_path_factory.mktemp("logs")
-    with launched(model, logs / "prefill", *PREFILL) as prefill, launched(model, logs / "decode", *DECODE) as decode:
+    with ExitStack() as stack:
+        prefill = stack.enter_context(launched(model, logs / "prefill", *PREFILL))
+        decode = stack.enter_context(launched(model, logs / "decode", *DECODE, environment=NEVER))
+        port = urlsplit(prefill.url).port
+        again = launched(model, logs / "again", *PREFILL, port=port)
         wait_up(prefill, decode)
-        yield prefill, decode
+        yield Servers(prefill, decode, lambda: stack.enter_context(again))
 
 
 @pytest.fixture
-async def engine(model: Path, servers: tuple[Running, Running]) -> AsyncIterator[SglangEngine]:
-    settings = settings_for(model, servers[0], decode=servers[1:])
+async def engine(model: Path, servers: Servers) -> AsyncIterator[SglangEngine]:
+    settings = settings_for(model, servers.prefill, decode=(servers.decode,))
     engine = SglangEngine(settings, SystemClock(), random.SystemRandom())
     await engine.start()
     await engine.adopt(1, (1,))
@@ -85,9 +104,22 @@ async def test_requests_of_a_step_go_over_side_by_side(engine: SglangEngine) -> 
         assert [result.first_token.token, *[token.token async for token in rest]] == expected
 
 
-async def test_a_decode_server_that_dies_breaks_its_stream_off(
-    engine: SglangEngine, servers: tuple[Running, Running]
+async def test_a_prefill_server_that_comes_back_is_met_by_who_has_not_noticed(
+    model: Path, engine: SglangEngine, servers: Servers
 ) -> None:
+    """At the address that it had, with other ports of its ranks."""
+    expected = await generate(engine, item("before", prompt(40, 20), new_tokens=4))
+    os.killpg(servers.prefill.pid, signal.SIGKILL)
+    await engine.wait_died()
+    wait_up(again := servers.again())
+    life = SglangEngine(settings_for(model, again, decode=(servers.decode,)), SystemClock(), random.SystemRandom())
+    await life.start()
+    await life.adopt(1, (1,))
+    assert await generate(life, item("after", prompt(40, 20), new_tokens=4)) == expected
+    await life.close()
+
+
+async def test_a_decode_server_that_dies_breaks_its_stream_off(engine: SglangEngine, servers: Servers) -> None:
     """The last test of the module: it takes the decode server with it. With no other one left, the engine ends."""
     endless = item("endless", prompt(40, 30), new_tokens=3_000)
     first = await one(engine, endless)
@@ -95,7 +127,7 @@ async def test_a_decode_server_that_dies_breaks_its_stream_off(
     await engine.hand_off(endless.request)
     tokens = engine.decode(endless.request, first.first_token.token, 2_999, frozenset(), Sampling())
     await anext(tokens)
-    os.killpg(servers[1].pid, signal.SIGKILL)
+    os.killpg(servers.decode.pid, signal.SIGKILL)
     with pytest.raises(EngineError):
         async for _ in tokens:
             pass

@@ -5,6 +5,7 @@ refused when it joins, with the field, what it has and what is needed. Another v
 or an event.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -76,6 +77,11 @@ class Facts(BaseModel):
 def refusals(facts: Facts, server: ServerAddress, settings: SglangSettings, model: ModelFacts) -> list[str]:
     """Everything for which a prefill server cannot serve here."""
     return [f"{server.url}: {reason}" for reason in _refusals(facts, server, settings, model)]
+
+    @property
+    def life(self) -> str:
+        """The same in eight hexadecimal digits."""
+        return hashlib.sha256(self.boot.encode()).hexdigest()[:8]
 
 
 def _refusals(facts: Facts, server: ServerAddress, settings: SglangSettings, model: ModelFacts) -> Iterator[str]:

@@ -202,9 +202,16 @@ class Generations:
         return next((rank for rank in in_turn if not self._fleet.down[rank]), in_turn[0])
 
     def _bootstrap(self, server: Server) -> tuple[str, int]:
+        """Where decode servers meet a prefill server, with its life as the address's user name, which no server asks for.
+
+        SGLang 0.5.23 keeps what it knows of a prefill server by this address (`disaggregation/common/conn.py`:
+        `prefill_info_table`, and the ports of its ranks in `connection_pool`), and forgets it after two failed heartbeats in a
+        row, five seconds apart, or 300 s after a request that got nothing; not when a request is aborted. A server that is back
+        sooner than two heartbeats would be written to at the ports of its dead ranks. Under another address nothing is known.
+        """
         address = self._settings.servers[self._fleet.servers.index(server)]
         assert address.bootstrap_port is not None, "the settings have checked it"
-        return address.host, address.bootstrap_port
+        return f"{self._fleet.facts[server].life}@{address.host}", address.bootstrap_port
 
     def _stream(self, server: Server, rid: str, asked: dict[str, Any]) -> TokenStream:
         return TokenStream(server, rid, asked, self._fleet.facts[server].incremental_streaming_output)

@@ -103,7 +103,7 @@ async def test_a_prefill_and_its_decode_meet_in_a_room_of_their_own(tmp_path: Pa
         for each, there, here in zip(asked, prefill.asked, decode.asked, strict=True):
             assert here["rid"] == there["rid"]
             assert here["rid"].startswith(f"{each.request}-")
-            assert {here[name] for name in ("bootstrap_host", "bootstrap_port")} == {"127.0.0.1", 8998}
+            assert (here["bootstrap_host"].partition("@")[2], here["bootstrap_port"]) == ("127.0.0.1", 8998)
             assert here["bootstrap_room"] == there["bootstrap_room"]
             assert (there["stream"], here["stream"]) == (False, True)
             assert len(there["input_ids"]) == len(here["input_ids"]) == (each.until or 83)
@@ -114,6 +114,22 @@ async def test_a_prefill_and_its_decode_meet_in_a_room_of_their_own(tmp_path: Pa
             with pytest.raises(EngineError):
                 await engine.hand_off(each.request)
         await engine.close()
+
+
+async def test_each_life_of_a_prefill_server_is_met_at_an_address_of_its_own(tmp_path: Path) -> None:
+    """And each life of an agent at the same: a decode server asks every address that it knows for its health, for ever."""
+    model = write_tiny_model(tmp_path / "tiny-qwen3", "qwen3", context=4096)
+    async with replaying() as prefill, replaying() as decode:
+        prefill.mode, decode.mode = "prefill", "decode"
+        for boot in (0.0, 0.0, 1.0):
+            prefill.boot = boot
+            engine = SglangEngine(settings_of(model, decode, prefill.url, 4_096), SystemClock(), random.Random(1))
+            await engine.start()
+            await engine.adopt(1, (1,))
+            await engine.prefill(PrefillStep(1, Group(0, 1), (item("alone", 83),)))
+            await engine.close()
+        first, same, other = (each["bootstrap_host"] for each in decode.asked)
+        assert (first == same, first == other) == (True, False)
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -156,7 +172,9 @@ async def test_what_nobody_decodes_goes_to_every_decode_server(tmp_path: Path) -
             adaptive=True,
         )
         engine = SglangEngine(settings, SystemClock(), random.Random(1))
-        engine._fleet.facts = {server: Facts.model_validate(facts_told()) for server in engine._fleet.decode}
+        engine._fleet.facts = {
+            server: Facts.model_validate(facts_told()) for server in (*engine._fleet.servers, *engine._fleet.decode)
+        }
         for _ in range(12):
             await engine._prefills._generations.begin(item("alone", 83), Group(2, 1), []).task
         assert {each["bootstrap_room"] % 4 for each in prefill.asked} == {2}

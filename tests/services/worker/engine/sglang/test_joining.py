@@ -91,6 +91,7 @@ def test_two_boots_are_told_apart() -> None:
     again = facts_told()["startup_time"] | {"scheduler_e2e": 17.0001}
     assert facts().boot != facts(startup_time=again).boot
     assert facts().boot == facts().boot
+    assert facts().life != facts(startup_time=again).life
 
 
 def test_events_are_followed_where_the_server_is_reached() -> None:
