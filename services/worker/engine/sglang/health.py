@@ -28,6 +28,7 @@ class Vitals:
     boot: str
     silence_ns: int
     heard_ns: dict[int, int] = field(default_factory=dict)
+    _compared: bool = False
     _failures: int = 0
     _refused: int = 0
     _dead: str | None = None
@@ -35,13 +36,16 @@ class Vitals:
     def answered(self, boot: str | None = None) -> None:
         """A probe came back, and said whose life it is if it was asked."""
         self._failures = self._refused = 0
-        if boot is not None and boot != self.boot:
-            self._die(f"{self.name} was restarted")
+        if boot is not None:
+            self._compared = True
+            if boot != self.boot:
+                self._die(f"{self.name} was restarted")
 
     @property
     def doubtful(self) -> bool:
-        """Whether a probe has failed since one was answered: the next answer may be another life's."""
-        return self._failures > 0
+        """Whether the next answer may be another life's: a probe has failed since one was answered, or the server was joined
+        and may have been restarted while others were."""
+        return self._failures > 0 or not self._compared
 
     def failed(self, failure: Failure, detail: str) -> None:
         """A probe did not come back."""

@@ -9,8 +9,17 @@ def vitals() -> Vitals:
     return Vitals("http://n:1", "boot 1", 60 * SECOND)
 
 
+def test_the_first_answer_may_be_another_life_s_than_was_joined() -> None:
+    server = vitals()
+    assert server.doubtful
+    server.answered("boot 1")
+    assert not server.doubtful
+    assert server.verdict(0) is None
+
+
 def test_one_probe_that_is_lost_is_nothing() -> None:
     server = vitals()
+    server.answered("boot 1")
     server.failed("refused", "closed")
     assert server.doubtful
     server.answered("boot 1")

@@ -304,6 +304,21 @@ async def test_a_server_that_was_restarted_is_another_one(engine: SglangEngine, 
         await prefill(engine, item("a", 83))
 
 
+async def test_one_that_is_restarted_while_another_is_waited_for_is_not_the_one_that_was_joined(
+    settings: SglangSettings, server: Replay
+) -> None:
+    async with replaying() as late:
+        late.well = False
+        addresses = tuple(ServerAddress(url=each.url, degree=1) for each in (server, late))
+        engine = SglangEngine(replace(settings, servers=addresses), SystemClock(), random.Random(1))
+        starting = asyncio.create_task(engine.start())
+        await until(lambda: bool(late.probed))
+        server.boot, late.well = 1.0, True
+        await starting
+        assert f"{server.url} was restarted" in await asyncio.wait_for(engine.wait_died(), 60)
+        await engine.close()
+
+
 async def test_a_publisher_that_counts_anew_is_another_server_s(engine: SglangEngine, server: Replay) -> None:
     frames = event_frames()[0]
     unit = engine._fleet.units[0]
