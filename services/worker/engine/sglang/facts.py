@@ -11,15 +11,24 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Json
 
 from services.worker.engine.sglang.model_facts import ModelFacts
 from services.worker.engine.sglang.plugin.fitness import VERSION
 from services.worker.engine.sglang.settings import ServerAddress, SglangSettings
 
-WILDCARDS = ("*", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound
+WILDCARDS = ("*", "0.0.0.0")  # noqa: S104 - compared with, not bound
 
 Mode = Literal["null", "prefill", "decode"]
+
+
+class KvEventsConfig(BaseModel):
+    """What it was told of them with `--kv-events-config`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    bind: bool | None = None
+    format: str = "default"
 
 
 class KvEvents(BaseModel):
@@ -61,12 +70,18 @@ class Facts(BaseModel):
     incremental_streaming_output: bool = False
     startup_time: dict[str, Any] = Field(default_factory=dict)
     kv_events: KvEvents | None = None
+    kv_events_config: Json[KvEventsConfig] | None = None
     internal_states: tuple[dict[str, Any], ...] = ()
 
     @property
     def boot(self) -> str:
         """What tells lives of a server apart: it measures how long its start took, to the microsecond."""
         return json.dumps(self.startup_time, sort_keys=True)
+
+    @property
+    def life(self) -> str:
+        """The same in eight hexadecimal digits."""
+        return hashlib.sha256(self.boot.encode()).hexdigest()[:8]
 
     @property
     def caches(self) -> int:
@@ -77,11 +92,6 @@ class Facts(BaseModel):
 def refusals(facts: Facts, server: ServerAddress, settings: SglangSettings, model: ModelFacts) -> list[str]:
     """Everything for which a prefill server cannot serve here."""
     return [f"{server.url}: {reason}" for reason in _refusals(facts, server, settings, model)]
-
-    @property
-    def life(self) -> str:
-        """The same in eight hexadecimal digits."""
-        return hashlib.sha256(self.boot.encode()).hexdigest()[:8]
 
 
 def _refusals(facts: Facts, server: ServerAddress, settings: SglangSettings, model: ModelFacts) -> Iterator[str]:
@@ -108,8 +118,20 @@ def _refusals(facts: Facts, server: ServerAddress, settings: SglangSettings, mod
         yield f"disaggregation_mode: {facts.disaggregation_mode!r}; needed: {wanted!r}, by what sglang_decode says"
     if facts.kv_events is None:
         yield "kv_events: it publishes none, so nobody knows what it holds; start it with --kv-events-config"
-    elif facts.kv_events.block_size != settings.block_tokens:
-        yield f"kv_events.block_size: {facts.kv_events.block_size}, but block_tokens is {settings.block_tokens}"
+    else:
+        yield from _events(facts.kv_events, facts.kv_events_config or KvEventsConfig(), server, settings)
+
+
+def _events(told: KvEvents, config: KvEventsConfig, server: ServerAddress, settings: SglangSettings) -> Iterator[str]:
+    """For which they would be heard wrongly, or not at all."""
+    if told.block_size != settings.block_tokens:
+        yield f"kv_events.block_size: {told.block_size}, but block_tokens is {settings.block_tokens}"
+    if config.format != "default":
+        yield f"kv_events_config.format: {config.format!r} names pages in another way; needed: 'default'"
+    if told.endpoint_host not in WILDCARDS and not config.bind:
+        yield f"kv_events_config.endpoint: {told.endpoint_host!r}: it connects to a host; needed: '*', or \"bind\": true"
+    if ":" in server.host:
+        yield "kv_events: it publishes on IPv4 alone; name it by an IPv4 address or a host's name, not by an IPv6 address"
 
 
 def decode_refusals(facts: Facts, url: str, settings: SglangSettings, model: ModelFacts) -> list[str]:

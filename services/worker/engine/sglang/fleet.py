@@ -149,7 +149,7 @@ class Fleet:
                 self.spawn(streams[-1].run())
                 if (load := published.load_endpoint_port_base) is not None:
                     heard = partial(self._heard, vitals, rank)
-                    self.spawn(follow_load(self._context, published.address(load, rank, host), heard))
+                    self.spawn(follow_load(self._context, f"tcp://{host}:{load + rank}", heard))
             self.spawn(self._watch(server, vitals))
         gone: set[int] = set()
         for rank, server in enumerate(self.decode):

@@ -101,6 +101,25 @@ def test_events_are_followed_where_the_server_is_reached() -> None:
     assert published.model_copy(update={"endpoint_host": "10.1.1.1"}).address(1, 0, "x") == "tcp://10.1.1.1:1"
 
 
+@pytest.mark.parametrize(
+    ("host", "config", "url", "words"),
+    [
+        ("*", None, "http://n:1", None),
+        ("10.1.1.1", '{"bind": true}', "http://n:1", None),
+        ("10.1.1.1", '{"endpoint": "tcp://10.1.1.1:5557"}', "http://n:1", "connects to a host"),
+        ("*", '{"format": "dynamo"}', "http://n:1", "format"),
+        ("*", None, "http://[::1]:1", "IPv4 alone"),
+    ],
+)
+def test_a_server_whose_events_would_not_be_heard_is_refused(
+    host: str, config: str | None, url: str, words: str | None
+) -> None:
+    told = facts_told()["kv_events"] | {"endpoint_host": host}
+    found = refusals(facts(kv_events=told, kv_events_config=config), ServerAddress(url=url, degree=1), SETTINGS, MODEL)
+    assert all(words is not None and words in each for each in found)
+    assert len(found) == bool(words)
+
+
 def test_a_model_s_directory_says_what_the_pool_must_know(tmp_path: Path) -> None:
     assert read_model(write_tiny_model(tmp_path / "m", "qwen3", context=4096)) == MODEL
     with pytest.raises(EngineError, match=r"no readable config\.json"):

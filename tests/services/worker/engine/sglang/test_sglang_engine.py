@@ -349,7 +349,7 @@ async def test_what_comes_by_replay_and_again_by_itself_is_no_other_life(
 
 
 async def test_events_that_cannot_be_followed_end_the_start(settings: SglangSettings, server: Replay) -> None:
-    server.events_host = "no host"
+    server.events_host, server.told = "no host", {"kv_events_config": '{"bind": true}'}
     engine = SglangEngine(settings, SystemClock(), random.Random(1))
     with pytest.raises(EngineDied, match="ZMQError"):
         await asyncio.wait_for(engine.start(), 60)
