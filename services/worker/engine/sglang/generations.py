@@ -83,9 +83,9 @@ class TokenStream:
             raise self._error
 
     async def stop(self) -> None:
-        """Take in no more, and let the server know if it has not ended. Safe to repeat."""
+        """Take in no more, and let the server know if it has not ended. Who waits for a token is told. Safe to repeat."""
         running = not self._task.done()
-        self._task.cancel()
+        self.fail(EngineError(f"{self._rid} was cancelled"))
         if running:
             await abort(self._server, self._rid)
 

@@ -54,6 +54,23 @@ async def test_whoever_waits_for_a_token_hears_of_any_failure(failure: Exception
         await asyncio.wait_for(anext(stream.tokens()), 60)
 
 
+async def test_whoever_waits_for_a_token_hears_that_nobody_wants_it_any_more() -> None:
+    async def hang(_: httpx.Request) -> httpx.Response:
+        await asyncio.Event().wait()
+        raise AssertionError("for ever")
+
+    server = Server("http://n:1", None)
+    server.http = httpx.AsyncClient(transport=httpx.MockTransport(hang), base_url=server.url)
+    stream = TokenStream(server, "r", {}, incremental=False)
+    waiting = [asyncio.ensure_future(each) for each in (stream.first(), anext(stream.tokens()))]
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(stream.stop())
+    for each in waiting:
+        with pytest.raises(EngineError, match="r was cancelled"):
+            await asyncio.wait_for(each, 60)
+    stopping.cancel()
+
+
 @given(st.lists(st.builds(dict, text=st.text(max_size=5))), st.integers(1, 40))
 async def test_pieces_may_end_anywhere(parts: list[dict[str, Any]], size: int) -> None:
     assert await streamed(parts, size) == parts
