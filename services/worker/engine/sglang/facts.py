@@ -68,7 +68,7 @@ class Facts(BaseModel):
     enable_hierarchical_cache: bool = False
     disaggregation_mode: Mode
     incremental_streaming_output: bool = False
-    startup_time: dict[str, Any] = Field(default_factory=dict)
+    startup_time: dict[str, Any] = Field(min_length=1)
     kv_events: KvEvents | None = None
     kv_events_config: Json[KvEventsConfig] | None = None
     internal_states: tuple[dict[str, Any], ...] = ()

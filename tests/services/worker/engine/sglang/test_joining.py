@@ -94,6 +94,11 @@ def test_two_boots_are_told_apart() -> None:
     assert facts().life != facts(startup_time=again).life
 
 
+def test_a_server_whose_lives_cannot_be_told_apart_is_none() -> None:
+    with pytest.raises(ValidationError, match="startup_time"):
+        facts(startup_time={})
+
+
 def test_events_are_followed_where_the_server_is_reached() -> None:
     published = facts().kv_events
     assert published is not None
