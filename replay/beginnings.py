@@ -62,6 +62,8 @@ def registration(stored: Stored) -> Registration | None:
 class Past:
     """What is kept of the events so far: where a fold begins whose log has dropped them. `inherited` is of an earlier log."""
 
+    __slots__ = ("_keepsake",)
+
     def __init__(self, inherited: Iterable[Stored] = ()) -> None:
         self._keepsake = Keepsake()
         for each in inherited:

@@ -14,6 +14,8 @@ from shared.contracts.ids import BlockId
 class FirstTips:
     """In the order in which each was last demanded or became one; those that some degree had more than once also apart."""
 
+    __slots__ = ("_all", "_spare", "below")
+
     def __init__(self) -> None:
         self.below: Counter[BlockId] = Counter()
         """How many children of a node somebody holds."""

@@ -1,14 +1,14 @@
 """The ends of what each worker holds: nodes below which it holds nothing. There, only these can be reclaimed (model, 2.4).
 
 Nodes that are an end at some worker stand in one line, in the order in which each was last demanded or became one, so the
-coldest are found without a walk. Those that some degree holds more than once stand in a line of their own as well: they are
-few, and may be behind any number of older ones.
+coldest are found without a walk; what a scan has passed over in vain goes to the end. Those that some degree holds more than
+once stand in a line of their own as well: they are few, and may be behind any number of older ones.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import islice, zip_longest
 
 from services.cachemgr.node import INDEX, Node, Replicas, with_more
 from shared.contracts.ids import BlockId, WorkerId
@@ -17,6 +17,8 @@ from shared.model.holders import Holders
 
 class Tips:
     """Kept up by the trie, as workers gain and lose nodes. `Node.ends` says at how many workers of each degree it is one."""
+
+    __slots__ = ("_all", "_spare", "below")
 
     def __init__(self) -> None:
         self._all: OrderedDict[BlockId, Node] = OrderedDict()
@@ -72,6 +74,12 @@ class Tips:
     def oldest(self, *, spare: bool) -> Iterable[Node]:
         """All of them, or those that a degree has more than once, in the order of their line."""
         return (self._spare if spare else self._all).values()
+
+    def passed(self, nodes: int, *, spare: bool) -> None:
+        """A scan has found nothing to give up in so many of the first ones: they go to the end."""
+        line = self._spare if spare else self._all
+        for block in list(islice(line, nodes)):
+            line.move_to_end(block)
 
     def check(self, holders: Holders, degrees: Mapping[WorkerId, int], nodes: Mapping[BlockId, Node]) -> None:
         """Everything is what follows from who holds what."""

@@ -53,6 +53,9 @@ RECENT_MAX = 20_000
 class Trie:
     """A `holders.Watcher`. Calls come from one fold."""
 
+    __slots__ = ("_ceiling", "_holderless", "_hot", "_pairs", "_recent", "copies", "degrees", "first_tips", "limits", "nodes",
+                 "scan", "tips")  # fmt: skip
+
     def __init__(self, parameters: Parameters, first_tips: FirstTips | None = None) -> None:
         self.nodes: dict[BlockId, Node] = {}
         self.degrees: dict[WorkerId, int] = {}
@@ -65,9 +68,7 @@ class Trie:
         self._hot: dict[BlockId, Node] = {}
         self._holderless: OrderedDict[BlockId, Node] = OrderedDict()
         self._recent: OrderedDict[BlockId, Node] = OrderedDict()
-        self.tips = Tips()
-        self.first_tips = first_tips
-        """For decisions of before; see there."""
+        self.tips, self.first_tips = Tips(), first_tips
 
     # --- holders
 

@@ -33,6 +33,8 @@ class _Run:
 class InFlight:
     """`add` and `remove` are its only writers. Equal if the same requests are on their way, in whatever order they came."""
 
+    __slots__ = ("_requests", "_root")
+
     def __init__(self) -> None:
         self._root = _Run(())
         self._requests: dict[RequestId, tuple[WorkerId, Chain]] = {}

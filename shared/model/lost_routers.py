@@ -13,6 +13,8 @@ LOST_ROUTERS_MAX = 1_000
 class LostRouters:
     """Their sources, in the order they were lost, at most `LOST_ROUTERS_MAX` of them."""
 
+    __slots__ = ("_sources",)
+
     def __init__(self, sources: Iterable[str] = ()) -> None:
         self._sources: OrderedDict[str, None] = OrderedDict()
         for source in sources:

@@ -59,6 +59,8 @@ class Run(Generic[H]):
 class PrefixIndex(Generic[H]):
     """The tree. `counts` holds how many blocks each holder has; one that has none is in no index."""
 
+    __slots__ = ("_root", "_runs", "counts", "index")
+
     def __init__(self) -> None:
         self.index: dict[BlockId, Run[H]] = {}
         self.counts: dict[H, int] = {}
@@ -178,9 +180,8 @@ class PrefixIndex(Generic[H]):
         if chain[last - 1] == run.blocks[last - 1 - run.first]:
             return last
         depths = range(run.first + 1, last)
-        return (
-            run.first + 1 + bisect_left(depths, True, key=lambda depth: chain[depth] != run.blocks[depth - run.first])
-        )
+        agreed = bisect_left(depths, True, key=lambda depth: chain[depth] != run.blocks[depth - run.first])
+        return run.first + 1 + agreed
 
     def _grow(self, run: Run[H], blocks: Sequence[BlockId]) -> Run[H] | None:
         """New blocks after the last of `run`, as more of it if nothing branches there. None if the first is known elsewhere."""
@@ -195,8 +196,7 @@ class PrefixIndex(Generic[H]):
             return None
         if run is self._root or run.children:
             above = run.blocks[-1] if run.blocks else None
-            below = run.children[blocks[0]] = Run(above, run.end, list(fresh))
-            run = below
+            run.children[blocks[0]] = run = Run(above, run.end, list(fresh))
         else:
             run.blocks += fresh
         self.index.update(dict.fromkeys(fresh, run))

@@ -61,6 +61,8 @@ def twice(tenants: Iterable[TenantLimits]) -> TenantId | None:
 class Shares:
     """The entries, by name. Made once for each set of parameters."""
 
+    __slots__ = ("_of", "_others", "listed", "shared", "weights")
+
     def __init__(self, tenants: Iterable[TenantLimits]) -> None:
         self._of: Mapping[TenantId, TenantLimits] = {each.tenant: each for each in tenants}
         self._others = self._of.get(OTHERS) or TenantLimits(tenant=OTHERS)

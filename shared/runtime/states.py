@@ -1,9 +1,9 @@
 """The state of a fold as JSON, and back: whatever lies in it, shared parts and circles included.
 
-States are plain data: numbers, text, bytes, containers, dataclasses, named tuples, pydantic models, and classes that hold
-nothing but such. Each object is written once and named by its number, so what two places share they share again. A field of a
-dataclass that does not count when two are compared is made of the others (`compare=False`): it is left out, and begins anew
-with its default.
+States are plain data: numbers, text, bytes, containers, dataclasses, named tuples, pydantic models, and classes that declare by
+`__slots__` what they hold, which is nothing but such. Each object is written once and named by its number, so what two places
+share they share again. A field of a dataclass that does not count when two are compared is made of the others
+(`compare=False`): it is left out, and begins anew with its default.
 
 Reading makes objects and sets their fields; no constructor, and nothing else that is named in the bytes, is called. Only
 classes of the packages that the reader names exist for it, so a file from elsewhere can be wrong, but not do anything. A class
@@ -105,14 +105,13 @@ class _Freezer:
         if isinstance(value, BaseModel):
             return ["model", self._class(kind, None), value.model_dump_json()]
         if isinstance(value, tuple):
-            return ["named", self._class(kind, list(_layout(kind) or ())), self._values(value)]
-        names = list(_attributes(value))
-        return ["object", self._class(kind, _layout(kind)), names, self._values(getattr(value, each) for each in names)]
+            return ["named", self._class(kind, _layout(kind)), self._values(value)]
+        if (names := _layout(kind)) is None:
+            raise TypeError(f"{kind.__qualname__} is no plain data, or does not declare what it holds")
+        return ["object", self._class(kind, names), names, self._values(getattr(value, each) for each in names)]
 
     def _class(self, cls: type[Any], layout: list[str] | None) -> str:
         name = f"{cls.__module__}:{cls.__qualname__}"
-        if callable(getattr(cls, "__getstate__", None)) and cls.__module__ == "builtins":
-            raise TypeError(f"{cls.__qualname__} is no plain data")
         self._classes[name] = layout
         return name
 
@@ -185,6 +184,8 @@ class _Thawer:
             made[self._value(key)] = self._value(value)
 
     def _object(self, cls: type[Any], names: list[str], values: list[Any]) -> Any:
+        if names != _layout(cls):
+            raise BadState(f"{cls.__qualname__}: an object of it has the fields {names}")
         made = object.__new__(cls)
 
         def fill() -> None:
@@ -197,20 +198,13 @@ class _Thawer:
         return made
 
 
-def _attributes(value: Any) -> Iterator[str]:
-    if (layout := _layout(type(value))) is not None:
-        yield from layout
-        return
-    slots = (name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()))
-    yield from (name for name in slots if hasattr(value, name) and name != "__weakref__")
-    yield from getattr(value, "__dict__", ())
-
-
 def _layout(cls: type[Any]) -> list[str] | None:
     """The fields that a class declares and that are not made of others; None where it declares none."""
     if is_dataclass(cls):
         return [each.name for each in fields(cls) if each.compare]
-    return list(cls._fields) if hasattr(cls, "_fields") else None
+    if hasattr(cls, "_fields"):
+        return list(cls._fields)
+    return [name for each in cls.__mro__ for name in vars(each).get("__slots__", ())] or None
 
 
 def _derived(cls: type[Any]) -> Iterator[Field[Any]]:

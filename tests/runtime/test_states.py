@@ -9,12 +9,17 @@ import orjson
 import pytest
 
 from services.cachemgr import decider as cachemgr
+from services.cachemgr.replication import Operations
+from services.cachemgr.tips import Tips
+from services.cachemgr.trie import Trie
 from services.controller import decider as controller
 from services.router import decider as router
 from shared.contracts.envelope import Stored, UnknownEvent
 from shared.contracts.events import RequestReceived
 from shared.contracts.ids import BlockId, RequestId, TenantId, unpack_block_ids
+from shared.model.holders import Holders
 from shared.model.lattice import Group
+from shared.model.pool import Pool
 from shared.runtime.states import BadState, freeze, thaw
 from tests.replay.lagging_world import COST, World
 
@@ -106,7 +111,14 @@ def test_a_deep_chain_needs_no_stack() -> None:
     assert depth == 100_000
 
 
-@pytest.mark.parametrize("value", [object(), print, float("inf"), 2**64, 1j])
+class Undeclared:
+    """No field of it would be compared with those of whoever reads it."""
+
+    def __init__(self) -> None:
+        self.one = 1
+
+
+@pytest.mark.parametrize("value", [object(), print, float("inf"), 2**64, 1j, Undeclared()])
 def test_what_is_no_plain_data_cannot_be_frozen(value: Any) -> None:
     with pytest.raises(TypeError):
         freeze([value])
@@ -129,6 +141,29 @@ def test_a_class_that_has_changed_makes_the_state_unreadable() -> None:
     for other in ("shared.model.lattice:Gone", "shared.runtime.states:sys", "shared.runtime.states:orjson.dumps"):
         with pytest.raises(BadState, match="no such class"):
             thaw(with_classes(lambda classes, other=other: classes.update({other: None})), PACKAGES)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("of", [Tips, Trie, Holders, Pool, Operations])
+def test_a_class_with_other_fields_makes_the_state_of_an_idle_manager_unreadable(of: type[Any]) -> None:
+    """Nothing is in its trie, so no node, run or operation is there whose fields would differ as well."""
+    document = orjson.loads(freeze(cachemgr.initial(COST)))
+    name = f"{of.__module__}:{of.__qualname__}"
+    assert not any("cachemgr.node:Node" in each for each in document["classes"])
+
+    def refused(what: str) -> None:
+        with pytest.raises(BadState, match=f"{of.__qualname__}.* has the fields"):
+            thaw(orjson.dumps(changed), PACKAGES)
+        assert what
+
+    changed = deepcopy(document)
+    changed["classes"][name] = changed["classes"][name][1:]
+    refused("one that was not there yet")
+    changed["classes"][name] = None
+    refused("all, of when they were not written down")
+    changed = deepcopy(document)
+    [described] = [each for each in changed["objects"] if each[:2] == ["object", name]]
+    described[2:] = [each[1:] for each in described[2:]]
+    refused("of an object, and not of its class")
 
 
 @pytest.mark.parametrize(
