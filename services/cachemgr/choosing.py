@@ -20,14 +20,14 @@ least loaded worker, a missing block weighing `MISSING_US`.
 A copy that its destination would have to compute is not asked for unless more than its prefill was lost.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Literal
 
 from services.cachemgr.node import Candidate
 from services.cachemgr.replication import OPEN_MAX, Wish
 from services.cachemgr.trie import Trie
-from services.cachemgr.view import FIRST, Destination, Load, View
+from services.cachemgr.view import FIRST, PRESENT, Destination, Load, View
 from shared.contracts.copy_commands import COPY_BLOCKS_MAX
 from shared.contracts.ids import BlockId
 from shared.model.cost import US_PER_S
@@ -99,24 +99,33 @@ def _more_copies(view: View, candidates: list[Candidate], limit: int) -> list[Wi
 
 
 def _by_regret(view: View, limit: int) -> list[Wish]:
-    """One path of each root and degree, those that lost most first."""
+    """One path of each root and degree, those that lost most first: the deepest that can be copied and is worth it."""
     candidates = view.trie.regretted(SEEN_MIN)
     lost_s: dict[tuple[BlockId, int], float] = {}
-    deepest: dict[tuple[BlockId, int], Candidate] = {}
+    paths: dict[tuple[BlockId, int], list[Candidate]] = {}
     for each in sorted(_deepest(view, candidates), key=lambda each: (each.node.depth, each.node.block)):
         *_, root = each.node.upwards()
         lost_s[root.block, each.degree] = lost_s.get((root.block, each.degree), 0.0) + each.score
-        deepest[root.block, each.degree] = each
+        paths.setdefault((root.block, each.degree), []).append(each)
     missed_s = {(each.node.block, each.degree): each.score for each in candidates}
-    wishes = []
-    for group in sorted(deepest, key=lambda group: (-lost_s[group], group))[:limit]:
-        candidate = deepest[group]
-        place = _destination(view, candidate, MISSING_US)
-        on_path_s = sum(missed_s.get((each.block, candidate.degree), 0.0) for each in candidate.node.upwards())
-        if place is not None and view.copy_us(place, candidate.node.depth + 1) < on_path_s * US_PER_S:
-            kind: Kind = "intra" if candidate.replicas else "inter"
-            wishes.append(_wish_with_room(view, candidate, kind, place, lost_s[group], MISSING_US))
-    return [wish for wish in wishes if wish is not None]
+    groups = sorted(paths, key=lambda group: (-lost_s[group], group))
+    if view.rules < PRESENT:
+        groups = groups[:limit]
+        paths = {group: paths[group][-1:] for group in groups}
+    wishes = (_deepest_wish(view, paths[group][::-1], missed_s, lost_s[group]) for group in groups)
+    return list(islice(filter(None, wishes), limit))
+
+
+def _deepest_wish(
+    view: View, candidates: list[Candidate], missed_s: Mapping[tuple[BlockId, int], float], score: float
+) -> Wish | None:
+    for each in candidates:
+        place = _destination(view, each, MISSING_US)
+        on_path_s = sum(missed_s.get((node.block, each.degree), 0.0) for node in each.node.upwards())
+        if place is not None and view.copy_us(place, each.node.depth + 1) < on_path_s * US_PER_S:
+            kind: Kind = "intra" if each.replicas else "inter"
+            return _wish_with_room(view, each, kind, place, score, MISSING_US)
+    return None
 
 
 # --- where to and from where
@@ -153,11 +162,13 @@ def _above(candidates: Iterable[Candidate]) -> set[tuple[BlockId, int]]:
 
 def _destination(view: View, candidate: Candidate, missing_us: int | None = None) -> Destination | None:
     """`missing_us` is what a missing block weighs against what waits there; None lets the blocks decide first."""
+    if not (workers := view.of_degree(candidate.degree)):
+        return None
     path = candidate.node.path
     matched = view.holders.matched(path)
     engines = set(map(view.engine, view.holders.index.holders(candidate.node.block)))
     found = []
-    for worker in view.of_degree(candidate.degree):
+    for worker in workers:
         if (candidate.node.block, worker.id) in view.operations.resting:
             continue
         if view.rules != FIRST and view.engine(worker.id) not in engines:

@@ -37,6 +37,8 @@ from shared.contracts.events import (
     ReconfigurationPlanned,
     ReplicationRequested,
     RequestAssigned,
+    Thawed,
+    Uncordoned,
 )
 from shared.contracts.ids import BlockId, NodeId
 from shared.model import backlog as backlog_model
@@ -53,7 +55,7 @@ from shared.model.pool import Pool
 CHANGES = frozenset(
     {
         BlocksStored, BlocksEvicted, CacheReported, NodeRegistered, NodeLost, NodeDeclaredLost, EpochCommitted,
-        RequestAssigned, PrefillCompleted, ParametersChanged,
+        RequestAssigned, PrefillCompleted, ParametersChanged, EpochAborted, Uncordoned, Thawed,
     }
 )  # fmt: skip
 """Events after which a scan may find something else."""
@@ -121,6 +123,7 @@ def evolve(state: State, stored: Stored) -> None:
         case CacheScanCompleted():
             state.scanned_seq = data.to_seq
             state.trie.scanned(data.scan)
+            state.trie.tips.passed(data.passed, spare=state.parameters.cache_policy != "paper")
         case ParametersChanged():
             state.parameters = parameters_model.evolve(state.parameters, stored)
             state.trie.retune(state.parameters)
@@ -182,7 +185,8 @@ def scan(state: State, rules: int = PRESENT) -> list[EventData]:
         copies += replication.request(state.operations, state.trie, state.holders, state.pool, wish)
     chosen: list[ReplicationRequested | ReclamationRequested] = [*copies]
     may_go = FirstRules(view, copies) if rules == FIRST else PresentRules(view, copies)
-    for excess in reclaiming.reclamations(view, number, may_go):
+    excesses, passed = reclaiming.reclamations(view, number, may_go)
+    for excess in excesses:
         chosen += reclamation.request(state.operations, state.holders, excess)
     return [
         CacheScanCompleted(
@@ -195,6 +199,7 @@ def scan(state: State, rules: int = PRESENT) -> list[EventData]:
             reclaim_candidates=reclaimable,
             chosen=tuple(each.operation for each in chosen),
             rules=rules,
+            passed=passed if rules >= PRESENT else 0,
         ),
         *chosen,
     ]

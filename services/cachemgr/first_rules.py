@@ -7,6 +7,7 @@ and only then sorted; a worker that a copy read from lost nothing; an ancestor w
 from collections.abc import Iterable
 
 from services.cachemgr.node import INDEX, Candidate
+from services.cachemgr.reclaiming import Coldest
 from services.cachemgr.view import View
 from shared.contracts.copy_commands import COPY_BLOCKS_MAX
 from shared.contracts.events import ReplicationRequested
@@ -25,13 +26,13 @@ class FirstRules:
         self._busy = {(each.asked.z, each.asked.worker) for each in view.operations.reclaiming.values()}
         self._busy |= view.operations.resting.keys()
 
-    def candidates(self, limit: int, *, spare: bool) -> Iterable[Candidate]:
+    def coldest(self, limit: int, *, spare: bool) -> Coldest:
         trie, found = self._view.trie, []
         for node in self._tips.oldest(limit, spare=spare):
             for degree, replicas, access in zip(DEGREES, node.replicas, trie.demand(node).access, strict=True):
                 if replicas > spare and access < replicas * trie.limits.reclaim:
                     found.append(Candidate(node, degree, replicas, access / replicas))
-        return sorted(found, key=lambda each: (each.score, each.node.block))
+        return Coldest(sorted(found, key=lambda each: (each.score, each.node.block)), 0)
 
     def worker(self, candidate: Candidate) -> Worker | None:
         view, block = self._view, candidate.node.block

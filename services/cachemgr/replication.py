@@ -187,10 +187,10 @@ def computes_copies(pool: Pool, worker: Worker) -> bool:
 
 
 def order(operation: Operation, trie: Trie, term: int) -> Copy | None:
-    """What to ask of the destination's agent; None once it is copied or z is forgotten."""
+    """What to ask of the destination's agent; None once it is copied or z is forgotten, and if z is not below `first_depth`."""
     asked = operation.asked
     node = trie.nodes.get(BlockId(asked.z))
-    if operation.copied_ns is not None or node is None:
+    if operation.copied_ns is not None or node is None or asked.first_depth > node.depth:
         return None
     path = node.path
     return Copy(

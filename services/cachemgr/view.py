@@ -13,8 +13,9 @@ from shared.model.holders import Holders
 from shared.model.parameters import Parameters
 from shared.model.pool import Pool, Worker
 
-FIRST, PRESENT = 1, 2
-"""The rules of scans that do not say theirs, and those of today."""
+FIRST, SECOND, PRESENT = 1, 2, 3
+"""The rules of scans that do not say theirs, those that looked no further than what nobody could give up or copy (ADR 20), and
+those of today."""
 
 
 class Load(NamedTuple):

@@ -13,9 +13,10 @@ from replay.beginnings import Beginning, Past, registration
 from replay.findings import RECORDED_INPUTS, Findings
 from replay.routers import DROPPED
 from replay.verifying import EVERYTHING, LogVerifier, Span
-from services.cachemgr import choosing, trie
+from services.cachemgr import choosing, reclaiming, trie
 from services.cachemgr import decider as cachemgr
 from services.cachemgr.reclaiming import PresentRules
+from services.cachemgr.tips import Tips
 from services.controller import decider as controller
 from services.controller import windows
 from services.router import assigning, in_flight, lines, loads, loops, outlook, placement, rate, roster
@@ -245,18 +246,30 @@ def test_a_record_whose_digests_are_over_text_is_verified() -> None:
     assert found.checked["request-assigned"] > 20
 
 
-def test_a_record_whose_scans_gave_up_tips_alone_is_verified() -> None:
-    """As managers decided before `CacheScanCompleted.rules` 2."""
+@pytest.mark.parametrize("rules", [1, 2])
+def test_a_record_whose_scans_went_by_older_rules_is_verified(rules: int) -> None:
     with pytest.MonkeyPatch.context() as older:
         older.setattr(cachemgr, "initial", partial(cachemgr.initial, derives=True))
-        older.setattr(cachemgr, "scan", partial(cachemgr.scan, rules=1))
+        older.setattr(cachemgr, "scan", partial(cachemgr.scan, rules=rules))
         world = World(2)
         world.run(1_200)
-    assert {each.data.rules for each in world.log if isinstance(each.data, CacheScanCompleted)} == {1}
+    assert {each.data.rules for each in world.log if isinstance(each.data, CacheScanCompleted)} == {rules}
     world.run(200)
     found = verified(world.log)
     assert found.clean, found.differences[0]
     assert found.checked["reclamation-requested"]
+
+
+def test_what_scans_have_passed_over_is_derived_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a scan passes over one pair at most."""
+    monkeypatch.setattr(reclaiming, "KEPT_MAX", 1)
+    world = World(2)
+    world.run(1_200)
+    assert any(each.data.passed for each in world.log if isinstance(each.data, CacheScanCompleted))
+    found = verified(world.log)
+    assert found.clean, found.differences[0]
+    monkeypatch.setattr(Tips, "passed", lambda *_, **__: None)
+    assert verified(world.log).differing["cache-scan-completed"]
 
 
 def forgets_redirections(evolve: Callable[..., None]) -> Callable[..., None]:

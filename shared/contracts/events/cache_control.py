@@ -9,6 +9,9 @@ from shared.contracts.events.cache import BlockRun
 from shared.contracts.geometry import Degree
 from shared.contracts.ids import NodeId, WorkerId
 
+PATH_BLOCKS_MAX = 1 << 32
+"""More than any prompt has: who folds an operation walks up as many."""
+
 
 @event("cache-leadership-taken", channel=Channel.CACHE_CONTROL, senders=("cachemgr",))
 class CacheLeadershipTaken(EventData):
@@ -53,7 +56,7 @@ class ReplicationRequested(EventData):
     sources: tuple[WorkerId, ...]
     destination: WorkerId
     first_depth: int = Field(ge=0)
-    blocks: int
+    blocks: int = Field(ge=1, le=PATH_BLOCKS_MAX)
     score: float
     way: Literal["read", "computed"] = "read"
 
@@ -86,7 +89,7 @@ class ReclamationRequested(EventData):
     operation: str
     z: bytes
     worker: WorkerId
-    blocks: int
+    blocks: int = Field(ge=1, le=PATH_BLOCKS_MAX)
     score: float
 
 
@@ -113,7 +116,8 @@ class ReclamationFailed(EventData):
 @event("cache-scan-completed", channel=Channel.CACHE_CONTROL, senders=("cachemgr",))
 class CacheScanCompleted(EventData):
     """One pass of Algorithm 2: how many candidates each list had and what was chosen, plus the size of the trie. `rules` is the
-    version by which: 1 gave up only what nobody at all held anything below, and copied from any engine."""
+    version by which: 1 gave up only what nobody at all held anything below, and copied from any engine; 2 could be kept from
+    what could be done by what could not. `passed` nodes at the head of a line it looked at in vain: they go to its end."""
 
     scan: int = Field(ge=1)
     to_seq: int
@@ -124,3 +128,4 @@ class CacheScanCompleted(EventData):
     reclaim_candidates: int
     chosen: tuple[str, ...] = ()
     rules: int = 1
+    passed: int = Field(default=0, ge=0)

@@ -390,6 +390,26 @@ def test_what_is_regretted_at_a_degree_is_read_from_another_if_its_copies_are_of
     assert [(each.sources, each.destination) for each in copies(story)] == [((ONE,), OTHER_FOUR)]
 
 
+@pytest.mark.parametrize("rules", [2, 3])
+@pytest.mark.parametrize("other", ["p q", "a b p q"])
+def test_what_cannot_be_copied_does_not_hide_what_could(story: CacheStory, other: str, rules: int) -> None:
+    """One copy a scan. What lost most, and is deepest, has just failed at both workers of the degree; `other` has a root of
+    its own, or shares it."""
+    story.tell(changes("regret", 2, cache_operations_max=1))
+    story.stores(ONE, "a b c d e f")
+    story.stores(ONE, other) if other[0] == "p" else story.stores(ONE, "p q", below="b")
+    for number in range(6):
+        names = "a b c d e f" if number % 2 else other
+        tokens = 100 * len(names.split())
+        far, near = candidate(FOUR, 4, 0, 0, tokens + 50), candidate(ONE, 1, 2_000_000, tokens, tokens + 50)
+        regretted(story, f"r{number}", names, far, near)
+    assert [each.z for each in copies(story)] == [block("f")]
+    for worker in (FOUR, OTHER_FOUR):
+        story.state.operations.resting[block("f"), worker] = REST_SCANS
+    found = [each.z for each in scan(story.state, rules) if isinstance(each, ReplicationRequested)]
+    assert found == ([] if rules == 2 else [block("q")])
+
+
 def test_no_regret_without_a_cheaper_worker(story: CacheStory) -> None:
     story.tell(changes("regret", 2))
     story.stores(ONE, "a b")

@@ -5,6 +5,7 @@ from cache_world import (
     FOUR,
     ONE,
     OTHER_FOUR,
+    OTHER_ONE,
     ROUND,
     CacheStory,
     block,
@@ -22,15 +23,18 @@ from services.cachemgr.decider import initial, scan, settle
 from services.cachemgr.reclamation import RECLAIM_S_MAX, order
 from services.cachemgr.replication import REST_SCANS
 from shared.contracts.copy_commands import Evict
+from shared.contracts.envelope import EventData
 from shared.contracts.events import (
     BlockRun,
     BlocksEvicted,
     CacheReported,
     CacheScanCompleted,
     Cordoned,
+    Frozen,
     ReclamationFailed,
     ReclamationRequested,
     ReplicaReclaimed,
+    Thawed,
     Uncordoned,
 )
 from shared.contracts.ids import node_of
@@ -169,17 +173,91 @@ def test_what_nobody_can_give_up_is_in_nobodys_way(story: CacheStory) -> None:
     assert places(story) == [(block("a"), OTHER_FOUR, 1)]
 
 
-def test_what_nobody_can_give_up_is_passed_over_up_to_a_limit(
+def chosen_by(story: CacheStory, rules: int) -> list[tuple[bytes, str]]:
+    return [(each.z, each.worker) for each in scan(story.state, rules) if isinstance(each, ReclamationRequested)]
+
+
+def test_a_scan_goes_on_behind_what_the_last_one_passed_over_in_vain(
     story: CacheStory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(3):
+    """A scan passes over three pairs at most, and there are seven at a cordoned node."""
+    monkeypatch.setattr(reclaiming, "KEPT_MAX", 3)
+    for number in range(7):
         story.stores(FOUR, f"old{number}")
     story.stores(OTHER_FOUR, "a")
     story.tell(Cordoned(node=node_of(FOUR), asked_by="ann", reason=""))
-    monkeypatch.setattr(reclaiming, "KEPT_MAX", 3)
-    assert places(story) == []
-    monkeypatch.setattr(reclaiming, "KEPT_MAX", 4)
-    assert places(story) == [(block("a"), OTHER_FOUR, 1)]
+    for passed in (3, 3):
+        assert chosen_by(story, 2) == []
+        done, *chosen = scan(story.state)
+        assert isinstance(done, CacheScanCompleted)
+        assert (done.passed, chosen) == (passed, [])
+        story.tell(done)
+        story.stores(ONE, f"new{done.scan}", below=None)  # or nothing has happened since
+        story.evicts(ONE, f"new{done.scan}")
+    done, found = scan(story.state)
+    assert isinstance(done, CacheScanCompleted)
+    assert isinstance(found, ReclamationRequested)
+    assert (found.z, found.worker, done.passed) == (block("a"), OTHER_FOUR, 4), "nor did it find more than this one"
+    story.state.trie.check(story.state.holders)
+    story.tell(done, Uncordoned(node=node_of(FOUR), asked_by="ann", reason=""))
+    assert len(places(story)) == 8
+
+
+def test_a_scan_that_finds_enough_begins_at_the_same_place_again(
+    story: CacheStory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reclaiming, "KEPT_MAX", 2)
+    story.tell(changes("paper", 2, cache_operations_max=1))
+    for worker, names in ((FOUR, ("a", "b")), (OTHER_FOUR, ("c", "d", "e"))):
+        for name in names:
+            story.stores(worker, name)
+    story.tell(Cordoned(node=node_of(OTHER_FOUR), asked_by="ann", reason=""))
+    done, found = scan(story.state)
+    assert isinstance(done, CacheScanCompleted)
+    assert isinstance(found, ReclamationRequested)
+    assert (found.z, done.passed) == (block("a"), 0)
+
+
+@pytest.mark.parametrize("rules", [2, 3])
+def test_what_rests_does_not_hide_what_could_go(story: CacheStory, rules: int) -> None:
+    """A scan that may choose one looks at 16; these 20 are colder, and their agent keeps them."""
+    story.tell(changes("paper", 2, cache_operations_max=1))
+    for number in range(20):
+        story.stores(FOUR, f"kept{number}")
+        story.state.operations.resting[block(f"kept{number}"), FOUR] = REST_SCANS
+    story.stores(OTHER_FOUR, "a")
+    assert chosen_by(story, rules) == ([] if rules == 2 else [(block("a"), OTHER_FOUR)])
+
+
+@pytest.mark.parametrize("rules", [2, 3])
+def test_second_copies_in_caches_with_room_do_not_hide_those_in_full_ones(story: CacheStory, rules: int) -> None:
+    """By regret; of 300 colder ones a scan looks at 256."""
+    story.tell(changes("regret", 2))
+    for number in range(300):
+        for worker in (ONE, OTHER_ONE):
+            story.stores(worker, f"roomy{number}")
+    names = " ".join(f"{number}" for number in range(3_700))
+    for worker in (FOUR, OTHER_FOUR):
+        story.stores(worker, names)
+    fades(story, 61)
+    story.stores(ONE, "a")
+    assert chosen_by(story, rules) == ([] if rules == 2 else [(block("3699"), OTHER_FOUR)])
+
+
+@pytest.mark.parametrize(
+    "ends", [Uncordoned(node=node_of(FOUR), asked_by="ann", reason=""), Thawed(asked_by="ann", reason="")]
+)
+def test_what_may_go_again_goes_though_nothing_else_happens(story: CacheStory, ends: EventData) -> None:
+    story.stores(FOUR, "a")
+    story.tell(
+        Cordoned(node=node_of(FOUR), asked_by="ann", reason="")
+        if isinstance(ends, Uncordoned)
+        else Frozen(asked_by="ann", reason="")
+    )
+    story.tell(*scan(story.state))
+    assert scan(story.state) == []
+    story.tell(ends)
+    assert places(story) == [(block("a"), FOUR, 1)]
 
 
 # --- beside copies

@@ -78,6 +78,10 @@ class TrieAgainstBruteForce(RuleBasedStateMachine):
                 self.trie.relieved(node, degree, share)
                 self.missed[block, degree] *= share
 
+    @rule(nodes=st.integers(0, 9), spare=st.booleans())
+    def pass_over(self, nodes, spare) -> None:
+        self.trie.tips.passed(nodes, spare=spare)
+
     @rule(times=st.sampled_from([1, 2, 4, 80]))
     def scan(self, times) -> None:
         for _ in range(times):
@@ -137,7 +141,7 @@ class TrieAgainstBruteForce(RuleBasedStateMachine):
             if self.access[block, degree] < replicas * self.parameters.theta_reclaim:
                 expected.append(self.access[block, degree] / replicas)
         for limit in (0, 1, 3, 100):
-            found = coldest(self.trie, limit, lambda node, degree: True, spare=False)
+            found = coldest(self.trie, limit, lambda candidate: True, spare=False).candidates
             if not self._on_an_edge():
                 assert [each.score for each in found] == pytest.approx(sorted(expected)[:limit], rel=1e-9, abs=2 * COLD)
             assert {(each.node.block, each.degree) for each in found} <= ends
