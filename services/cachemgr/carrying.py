@@ -53,7 +53,9 @@ class Carrier:
 
     async def stop(self) -> None:
         """Ask no more. What is under way at the agents goes on."""
-        self.carry({})
+        for task in self._asking.values():
+            task.cancel()
+        self._asking.clear()
 
     async def _ask(self, name: str, order: Copy | Evict) -> None:
         node = node_of(order.destination if isinstance(order, Copy) else order.worker)

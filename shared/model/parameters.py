@@ -32,7 +32,8 @@ would be without bound at a load of 1. Routers price by it, and forecasts replay
 class Parameters(BaseModel):
     """`version` counts changes; every decision names it. Units are in the names."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # An event has no number that is not finite: it would say `null`, and every fold refuse the change.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     version: int = Field(default=0, description="how many changes there were; every decision names it")
     frozen: bool = Field(default=False, description="by `vertumnus freeze`, until `thaw`")

@@ -63,6 +63,7 @@ def test_other_events_change_nothing() -> None:
         ({"theta_reclaim": 2.0}, "theta_reclaim: 2.0 must be below theta_intra"),
         ({"version": 9}, "version cannot be set"),
         ({"frozen": True}, "frozen cannot be set"),
+        ({"theta_inter": "inf"}, "theta_inter"),
     ],
 )
 def test_a_bad_change_is_refused_by_name(changes: dict[str, Any], named: str) -> None:

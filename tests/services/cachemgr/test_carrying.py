@@ -51,3 +51,4 @@ async def test_an_asking_that_breaks_is_not_passed_over_in_silence() -> None:
     await clock.advance(1.0)
     with pytest.raises(ValueError, match="too many"):
         carrier.carry({"reclaim-1-1": ORDER})
+    await carrier.stop()
