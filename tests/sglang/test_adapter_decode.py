@@ -17,15 +17,11 @@ from services.worker.engine.protocol import EngineError, PrefillStep, Sampling
 from services.worker.engine.sglang.engine import SglangEngine
 from shared.runtime.clock import SystemClock
 from tests.sglang.adapter_requests import ON_REAL_SERVERS, WORKER, generate, item, one, prompt, settings_for
-from tests.support.adapter_servers import DECODE, PREFILL, Running, launched, wait_up
+from tests.support.adapter_servers import DECODE, NOTICES_NO_RESTART, PREFILL, Running, launched, wait_up
 
 pytestmark = ON_REAL_SERVERS
 
 DEADLINE_S = 300
-
-
-NEVER = {"SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "1000000"}
-"""So many heartbeats must fail before a decode server forgets a prefill server."""
 
 
 class Servers(NamedTuple):
@@ -38,11 +34,11 @@ class Servers(NamedTuple):
 
 @pytest.fixture(scope="module")
 def servers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """The decode server notices no restart of the other one, as if that took less than two heartbeats."""
+    """The decode server notices no restart of the other one."""
     logs = tmp_path_factory.mktemp("logs")
     with ExitStack() as stack:
         prefill = stack.enter_context(launched(model, logs / "prefill", *PREFILL))
-        decode = stack.enter_context(launched(model, logs / "decode", *DECODE, environment=NEVER))
+        decode = stack.enter_context(launched(model, logs / "decode", *DECODE, environment=NOTICES_NO_RESTART))
         port = urlsplit(prefill.url).port
         again = launched(model, logs / "again", *PREFILL, port=port)
         wait_up(prefill, decode)

@@ -133,9 +133,11 @@ def test_a_unit_that_stops_before_it_votes_costs_one_switch(world: World, pool: 
     assert pool.answers(world.prompts) == world.expected
 
 
-def test_a_rank_that_dies_in_a_commit_costs_the_node_one_life(world: World, pool: Pool) -> None:
+@pytest.mark.parametrize("dies", ["die-1", "die-decided-1"])
+def test_a_rank_that_dies_in_a_commit_costs_the_node_one_life(world: World, pool: Pool, dies: str) -> None:
+    """Before it votes, and when all have decided and its mates switch."""
     pool.reconfigure(ONES)
-    with fault(world.faults, "die-1"):
+    with fault(world.faults, dies):
         world.ask("4", lambda: has_ended(world.prefill))
     world.replace_prefill()
 

@@ -18,6 +18,7 @@ from shared.model.lattice import Composition, Group
 from shared.runtime.clock import SystemClock
 from tests.sglang.adapter_requests import ON_REAL_SERVERS
 from tests.sglang.chain import NEW_TOKENS, PATIENT, check_everywhere, check_groups, expected, prepared, switched, travel
+from tests.sglang.conftest import Kept
 from tests.sglang.kv_listener import Listener
 from tests.sglang.traffic import mixed_prompts, random_prompt
 from tests.support.adapter_servers import PAGE_TOKENS, Running, log_of
@@ -219,11 +220,20 @@ async def test_a_client_that_dies_after_commit_leaves_the_new_composition_servin
     await _serves(http, reference, 12)
 
 
-async def test_a_rank_that_dies_in_a_commit_ends_the_server(verbs: Verbs, faults: Path, four_units: Running) -> None:
-    await switched(verbs, EPOCHS, ONES)
-    with fault(faults, "die-1"), pytest.raises(Unreachable):
-        await switch(verbs, next(EPOCHS), (4,), Limits(600.0, 3.0, 300.0), SystemClock())
+@pytest.mark.parametrize(("dies", "decision"), [("die-1", "abort"), ("die-decided-1", "commit")])
+async def test_a_rank_that_dies_in_a_commit_ends_the_server(
+    kept_four: Kept, faults: Path, dies: str, decision: str
+) -> None:
+    """Before it votes, and when all have decided and its mates switch."""
+    four_units = kept_four.get()
+    async with client(four_units.url) as http:
+        verbs = Verbs(http, 4)
+        await switched(verbs, EPOCHS, ONES)
+        epoch = next(EPOCHS)
+        with fault(faults, dies), pytest.raises(Unreachable):
+            await switch(verbs, epoch, (4,), Limits(600.0, 3.0, 300.0), SystemClock())
     wait_ended(four_units)
+    assert f"vertumnus: epoch {epoch}: {decision}; " in log_of(four_units)
 
 
 async def _serves(http: httpx.AsyncClient, reference: httpx.AsyncClient, seed: int) -> None:

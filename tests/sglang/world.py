@@ -15,7 +15,7 @@ import httpx
 
 from tests.sglang.pool import BACK_S, NEW_TOKENS, NODE, POLLS, TRIES, Pool, settings_of
 from tests.sglang.traffic import mixed_prompts
-from tests.support.adapter_servers import DECODE, PREFILL, Running, launched, log_of, wait_up
+from tests.support.adapter_servers import DECODE, NOTICES_NO_RESTART, PREFILL, Running, launched, log_of, wait_up
 from tests.support.switching_servers import fault, wait_ended
 
 UNITS = 4
@@ -23,7 +23,8 @@ ONES = "1,1,1,1"
 
 
 class World:
-    """A prefill server of four units and two decode servers, behind `vertumnus up`."""
+    """A prefill server of four units and two decode servers, of which the first never notices that the prefill server was
+    restarted, behind `vertumnus up`."""
 
     def __init__(self, model: Path, directory: Path, stack: ExitStack) -> None:
         self._model, self._directory, self._stack = model, directory, stack
@@ -52,7 +53,8 @@ class World:
 
     def _decode(self, rank: int, port: int | None = None) -> Running:
         log = self._directory / f"decode-{rank}-{'again' if port else 'first'}.log"
-        return self._stack.enter_context(launched(self._model, log, *DECODE, port=port))
+        environment = {} if rank else NOTICES_NO_RESTART
+        return self._stack.enter_context(launched(self._model, log, *DECODE, environment=environment, port=port))
 
     def replace_decode(self, rank: int) -> None:
         """Whoever keeps a decode server that has died starts it again."""

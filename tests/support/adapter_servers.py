@@ -13,7 +13,8 @@ from pathlib import Path
 
 import httpx
 
-ENVIRONMENT = Path(__file__).parents[2] / ".vertumnus" / "sglang"
+CHECKOUT = Path(__file__).parents[2]
+ENVIRONMENT = CHECKOUT / ".vertumnus" / "sglang"
 START_LIMIT_S = 1_800.0
 """A server starts within half a minute on an idle machine, and took ten minutes on one whose two cores forty others wanted."""
 
@@ -30,6 +31,9 @@ DECODE = (
     *("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "mooncake"),
     *("--disaggregation-decode-retraction-backup", "none"),
 )
+
+NOTICES_NO_RESTART = {"SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "1000000"}
+"""Of a decode server: as if a prefill server were always back before two heartbeats have failed."""
 
 KV_PORTS = 64
 """Between the event ports of a server's ranks, the ports of their replays, and those of their loads."""
@@ -203,7 +207,8 @@ def environment_of(units: int) -> dict[str, str]:
         inherited
         | switching
         | {
-            "PYTHONPATH": str(ENVIRONMENT.parents[1]),
+            # The platform and its faults as they are here, not as they were when the environment was made.
+            "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'deploy' / 'sglang-cpu'}",
             "SGLANG_DISABLED_MODEL_ARCHS": ",".join(sorted(unneeded)),
             "SGLANG_PLATFORM": "vertumnus_cpu",
             "SGLANG_HOST_IP": "127.0.0.1",

@@ -11,7 +11,8 @@ PLUGIN = "services.worker.engine.sglang.plugin."
 
 class Faults:
     """`refuse`: the rank answers `prepare` with no. `vote-no`: it votes against a commit. `die`: it kills itself before it
-    votes. `stop`: it stops before it votes, until somebody continues it."""
+    votes. `die-decided`: it kills itself between a decision to commit and its own switch. `stop`: it stops before it votes,
+    until somebody continues it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -19,6 +20,7 @@ class Faults:
     def install(self, register: Callable[..., None], around: Any) -> None:
         register(PLUGIN + "unit.Unit._prepare", self.prepare, around)
         register(PLUGIN + "ballot.Ballot.vote", self.vote, around)
+        register(PLUGIN + "unit.Unit._switch", self.switch, around)
 
     def prepare(self, original: Callable[..., bool], unit: Any, *arguments: Any) -> bool:
         from sglang.srt.runtime_context import get_parallel
@@ -31,6 +33,13 @@ class Faults:
         if self._is("stop", rank):
             os.kill(os.getpid(), signal.SIGSTOP)
         original(ballot, rank, None if self._is("vote-no", rank) else offer)
+
+    def switch(self, original: Callable[..., None], unit: Any, *arguments: Any) -> None:
+        from sglang.srt.runtime_context import get_parallel
+
+        if self._is("die-decided", get_parallel().tp_rank):
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(unit, *arguments)
 
     def _is(self, fault: str, rank: int) -> bool:
         return (self._directory / f"{fault}-{rank}").exists()
