@@ -156,11 +156,14 @@ class Fleet:
             self.spawn(self._watch_decode(rank, server, gone))
         self.starting = "KV events are not replayed"
         ready = asyncio.create_task(_all_ready(streams))
+        limit_s = self._settings.start_limit_s
         try:
-            await asyncio.wait((ready, self.lost), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((ready, self.lost), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ready.cancel()
         self.check()
+        if silent := [stream.endpoint for stream in streams if not stream.ready.is_set()]:
+            raise EngineError(f"sglang_start_s: no KV events can be had from {', '.join(silent)} for {limit_s:g} s")
         self.starting = ""
 
     # --- watching

@@ -34,19 +34,22 @@ class EventStream:
         changed: Callable[[], None],
         restarted: Callable[[], None],
     ) -> None:
-        self._context, self._endpoint, self._replay_endpoint = context, endpoint, replay_endpoint
+        self._context, self.endpoint, self._replay_endpoint = context, endpoint, replay_endpoint
         self._cache, self._changed, self._restarted = cache, changed, restarted
         self._newest: int | None = None
         self.ready = asyncio.Event()
         self._logger = structlog.get_logger(component="kv-events", endpoint=endpoint)
 
     async def run(self) -> None:
-        """Until it is cancelled. `ready` once what was published before is folded."""
+        """Until it is cancelled. `ready` once the publisher is connected and what was published before is folded."""
         with self._context.socket(zmq.SUB) as socket:
             socket.setsockopt(zmq.RCVHWM, RECEIVE_MAX)
             socket.setsockopt(zmq.LINGER, 0)
             socket.subscribe(b"")
-            socket.connect(self._endpoint)
+            with socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as monitor:
+                socket.connect(self.endpoint)
+                await monitor.recv_multipart()
+                socket.disable_monitor()
             await self._catch_up(0)
             self.ready.set()
             while True:

@@ -355,6 +355,14 @@ async def test_events_that_cannot_be_followed_end_the_start(settings: SglangSett
         await asyncio.wait_for(engine.start(), 60)
 
 
+async def test_events_that_nobody_publishes_there_end_the_start(settings: SglangSettings, server: Replay) -> None:
+    """A firewall, say: pages would be believed in that have gone."""
+    server.events_host, server.told = "127.0.0.2", {"kv_events_config": '{"bind": true}'}
+    engine = SglangEngine(replace(settings, start_limit_s=1.0), SystemClock(), random.Random(1))
+    with pytest.raises(EngineError, match=r"no KV events can be had from tcp://127\.0\.0\.2:\d+ for 1 s"):
+        await asyncio.wait_for(engine.start(), 60)
+
+
 async def test_a_full_queue_refuses_a_request_and_loses_no_server(engine: SglangEngine, server: Replay) -> None:
     server.full = True
     with pytest.raises(EngineError, match=r"503: .*queue is full") as refused:
