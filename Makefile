@@ -97,7 +97,7 @@ unit: model
 sglang-cpu: ## Install SGLang for a CPU into .vertumnus/sglang, for development (4 GB; three minutes)
 	$(call timed,sglang-cpu,$(PYTHON) deploy/sglang-cpu/install.py $(DATA)/sglang)
 
-test-sglang: .venv/.installed ## Run the tests on real SGLang servers (after `make sglang-cpu`; 40 minutes on two busy cores, up to eight ranks at a time)
+test-sglang: .venv/.installed ## Run the tests on real SGLang servers (after `make sglang-cpu`; a quarter of an hour on two idle cores, up to eight ranks at a time)
 	$(call timed,test-sglang,$(BIN)/pytest tests/sglang -m sglang --durations=10)
 
 constraints: ## Take the newest version of every package into constraints.txt
